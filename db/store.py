@@ -1,0 +1,350 @@
+"""The store: one method per question or change, each one transaction, plain values in and out.
+
+What a worker may change stands in `db/claims.py`. Errors of the database leave as StoreError with a sentence.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, event, func, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from db.tables import (
+    Base,
+    GemmPointTable,
+    LayerTable,
+    MeasurementTable,
+    NeedleCellTable,
+    RunTable,
+    StageTable,
+    StudyTable,
+    WindowTable,
+    WorkerTable,
+)
+from fp8dash.choose.presets import preset_of
+from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.records import GemmPoint, Layer, Measurement, NeedleCell, Request, Row, Window
+from fp8dash.errors import InvalidChoice, StoreError
+
+QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
+    "queued",
+    "running",
+    "finished",
+    "failed",
+    "cancelled",
+)
+ACTIVE = (QUEUED, RUNNING)
+BUSY_SECONDS = 30
+PAGE = 5_000  # most runs that one question returns
+ROW_TABLES: dict[type[Row], type[Base]] = {
+    Measurement: MeasurementTable,
+    Window: WindowTable,
+    Layer: LayerTable,
+    GemmPoint: GemmPointTable,
+    NeedleCell: NeedleCellTable,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's row, with its study's name."""
+
+    id: str
+    study: str
+    owner: str
+    model: str
+    recipe: str
+    preset: str | None
+    corpus: str
+    request: Request
+    state: str
+    attempt: int
+    stage: str | None
+    stage_share: float
+    message: str
+    error: str | None
+    worker_id: str | None
+    model_hash: str | None
+    corpus_hash: str | None
+    backend: str | None
+    device: str | None
+    facts: dict[str, Any]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def is_active(self) -> bool:
+        """True while the run may still change."""
+        return self.state in ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker's row."""
+
+    id: str
+    host: str
+    slot: int
+    pid: int
+    state: str
+    device: str | None
+    device_facts: dict[str, Any]
+    child_group: int | None
+    started_at: datetime
+    heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A finished stage."""
+
+    stage: str
+    seconds: float
+    finished_at: datetime
+
+
+class Store:
+    """The database behind one URL, migrated when opened."""
+
+    def __init__(self, url: str) -> None:
+        """Open, create or migrate; raises StoreError where the database is newer, locked or out of reach."""
+        self.url = url
+        self._engine = _engine(url)
+        with _sentences(url):
+            _migrate(self._engine, url)
+
+    def close(self) -> None:
+        """Give back all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """One transaction; its errors leave as StoreError."""
+        with _sentences(self.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def add_study(self, name: str, owner: str) -> str:
+        """A new study's id; raises InvalidChoice where its name or owner is empty."""
+        if not name.strip():
+            raise InvalidChoice("The study has no name: give it one, such as “FP8 tiles”.")
+        _named_owner(owner)
+        with self.session() as session:
+            study = StudyTable(id=_new_id(), name=name.strip(), owner=owner.strip(), created_at=datetime.now(UTC))
+            session.add(study)
+            return study.id
+
+    def add_run(self, request: Request, *, owner: str, study_id: str | None = None) -> tuple[str, bool]:
+        """A queued run's id, and whether it is new: an identical request still active is answered with its run."""
+        request, key = request.checked(), request_key(request.checked())
+        run = RunTable(
+            id=_new_id(), study_id=study_id, owner=_named_owner(owner), model=request.model, recipe=request.recipe,
+            preset=preset_of(parse_recipe(request.recipe)), corpus=request.corpus, request=request.to_json(),
+            request_key=key, state=QUEUED, facts={}, created_at=datetime.now(UTC),
+        )  # fmt: skip
+        try:
+            with self.session() as session:
+                session.add(run)
+                session.flush()
+                return run.id, True
+        except IntegrityError:
+            with self.session() as session:
+                same = session.scalar(select(RunTable.id).where(RunTable.request_key == key))
+            if same is None:  # it ended in between
+                return self.add_run(request, owner=owner, study_id=study_id)
+            return same, False
+
+    def run(self, run_id: str) -> Run:
+        """One run; raises StoreError where there is none."""
+        with self.session() as session:
+            found = session.execute(_runs().where(RunTable.id == run_id)).first()
+        if found is None:
+            raise StoreError(f"There is no run {run_id}: `fp8dash runs` lists them.")
+        return _run(*found)
+
+    def runs(self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, limit: int = PAGE) -> list[Run]:
+        """Runs, newest first; those of one submission in the order in which they were submitted."""
+        query = _runs().where(RunTable.state.in_(states))
+        if ids is not None:
+            query = query.where(RunTable.id.in_(ids))
+        with self.session() as session:
+            rows = session.execute(query.order_by(RunTable.created_at.desc(), RunTable.id).limit(limit)).all()
+        return [_run(*row) for row in rows]
+
+    def counts(self) -> dict[str, int]:
+        """How many runs are in each state."""
+        with self.session() as session:
+            rows = session.execute(select(RunTable.state, func.count()).group_by(RunTable.state)).all()
+        return {state: 0 for state in STATES} | {state: count for state, count in rows}
+
+    def stages(self, run_ids: Sequence[str]) -> dict[str, list[Stage]]:
+        """The finished stages of each run, in order."""
+        query = select(StageTable).where(StageTable.run_id.in_(run_ids)).order_by(StageTable.finished_at)
+        found: dict[str, list[Stage]] = {run_id: [] for run_id in run_ids}
+        with self.session() as session:
+            for row in session.scalars(query):
+                found[row.run_id].append(Stage(row.stage, row.seconds, row.finished_at))
+        return found
+
+    def measurements(self, run_ids: Sequence[str], names: Iterable[str] | None = None) -> dict[str, list[Measurement]]:
+        """The measurements of each run, or those of some names."""
+        return self._rows(Measurement, run_ids, [MeasurementTable.name.in_(list(names))] if names else [])
+
+    def windows(self, run_ids: Sequence[str]) -> dict[str, list[Window]]:
+        """The window scores of each run, by index."""
+        return {key: sorted(rows, key=lambda w: w.index) for key, rows in self._rows(Window, run_ids).items()}
+
+    def layers(self, run_ids: Sequence[str]) -> dict[str, list[Layer]]:
+        """The layers of each run, in the model's order."""
+        return self._rows(Layer, run_ids)
+
+    def gemm_points(self, run_ids: Sequence[str]) -> dict[str, list[GemmPoint]]:
+        """The GEMM times of each run."""
+        return self._rows(GemmPoint, run_ids)
+
+    def needle_cells(self, run_ids: Sequence[str]) -> dict[str, list[NeedleCell]]:
+        """The needle cells of each run."""
+        return self._rows(NeedleCell, run_ids)
+
+    def workers(self) -> list[Worker]:
+        """All workers that ever ran, the last started first."""
+        with self.session() as session:
+            rows = session.scalars(select(WorkerTable).order_by(WorkerTable.started_at.desc())).all()
+        return [Worker(*(getattr(row, f.name) for f in dataclasses.fields(Worker))) for row in rows]
+
+    def _rows(self, kind: type[Any], run_ids: Sequence[str], where: Sequence[Any] = ()) -> dict[str, list[Any]]:
+        table: Any = ROW_TABLES[kind]
+        found: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
+        with self.session() as session:
+            for row in session.scalars(select(table).where(table.run_id.in_(run_ids), *where).order_by(table.id)):
+                found[row.run_id].append(_record(kind, row))
+        return found
+
+
+def request_key(request: Request) -> str:
+    """The same for the same request, whoever asks."""
+    return hashlib.sha256(json.dumps(request.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
+    """A record as the columns of its table."""
+    values = dataclasses.asdict(row)  # type: ignore[call-overload]
+    if isinstance(row, Measurement):
+        finite = row.value is None or math.isfinite(row.value)
+        values |= {"value": row.value if finite else None, "special": None if finite else repr(row.value)}
+    return {"run_id": run_id, "stage": stage, **values}
+
+
+def _record(kind: type[Any], row: Any) -> Any:
+    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(kind)}
+    if kind is Measurement and row.special:
+        values["value"] = float(row.special)
+    return kind(**values)
+
+
+def _runs() -> Any:
+    return select(RunTable, StudyTable.name).outerjoin(StudyTable, StudyTable.id == RunTable.study_id)
+
+
+def _run(row: RunTable, study: str | None) -> Run:
+    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(Run) if f.name not in ("study", "request")}
+    return Run(study=study or "", request=Request.from_json(row.request), **values)
+
+
+def _named_owner(owner: str) -> str:
+    if not owner.strip():
+        raise InvalidChoice("The owner has no name: say who asks, so that the team knows whose run it is.")
+    return owner.strip()
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() != "sqlite":
+            return create_engine(parsed, pool_pre_ping=True)
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS})
+    except (SQLAlchemyError, ImportError, ValueError) as error:
+        raise StoreError(f"FP8DASH_DATABASE_URL is not a database that can be opened: {error}") from error
+    if parsed.database and parsed.database != ":memory:":
+        _private(Path(parsed.database))
+
+    @event.listens_for(engine, "connect")
+    def _pragmas(connection: Any, _record: Any) -> None:
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    return engine
+
+
+def _private(file: Path) -> None:
+    """The database file, readable by its owner alone, made before SQLite makes it with the umask's mode."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(
+            f"The database {file} cannot be made: {error.strerror}. Set FP8DASH_DATA_DIR elsewhere."
+        ) from error
+
+
+def _migrate(engine: Engine, url: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    scripts = ScriptDirectory.from_config(config)
+    with engine.connect() as connection:
+        current = MigrationContext.configure(connection).get_current_revision()
+        if current == scripts.get_current_head():
+            return
+        if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
+            raise StoreError(
+                f"The database was written by a newer fp8dash (revision {current}): update fp8dash, nothing was changed."
+            )
+        connection.rollback()
+        if engine.dialect.name == "sqlite":
+            connection.execute(text("PRAGMA foreign_keys=OFF"))  # a batch migration drops and renames tables
+            connection.commit()
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # two processes may start at once: one migrates, one waits
+        else:
+            connection.execute(text("SELECT pg_advisory_xact_lock(8448)"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        connection.commit()
+
+
+@contextmanager
+def _sentences(url: str) -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        said, place = str(error.orig), make_url(url).render_as_string(hide_password=True)
+        if "locked" in said:
+            raise StoreError(
+                f"The database {place} is locked by another program for over {BUSY_SECONDS} s: close it and try again."
+            ) from error
+        if "full" in said or "No space" in said:
+            raise StoreError(
+                f"The disk that holds {place} is full: free some space and try again; nothing was lost."
+            ) from error
+        raise StoreError(f"The database {place} could not be used: {said}") from error

@@ -1,0 +1,208 @@
+"""The tables: what is kept, in a schema that Datasette can open. No behaviour; nothing that is SQLite's alone.
+
+A stage's rows are written in one transaction with its (run, stage) row, so a run that is taken up again repeats
+nothing. The columns of measurement, window, layer, gemm_point and needle_cell are those of the records.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Instant(TypeDecorator[datetime]):
+    """A moment: aware in Python, UTC without a zone in the database."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC, the zone dropped."""
+        return value.astimezone(UTC).replace(tzinfo=None) if value else None
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Back to an aware moment."""
+        return value.replace(tzinfo=UTC) if value else None
+
+
+class Base(DeclarativeBase):
+    """Names constraints alike on every database, so that migrations can drop them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {datetime: Instant, dict[str, Any]: JSON, str: Text}
+
+
+class StudyTable(Base):
+    """Runs submitted together."""
+
+    __tablename__ = "study"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str]
+    owner: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class RunTable(Base):
+    """One recipe on one model: what was asked, how far it is, what it ran on."""
+
+    __tablename__ = "run"
+    __table_args__ = (Index(None, "state", "created_at"), Index(None, "created_at"))
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    study_id: Mapped[str | None] = mapped_column(ForeignKey("study.id"), index=True)
+    owner: Mapped[str]
+    model: Mapped[str]
+    recipe: Mapped[str]  # the text form that reads back
+    preset: Mapped[str | None]
+    corpus: Mapped[str]
+    request: Mapped[dict[str, Any]]
+    request_key: Mapped[str | None] = mapped_column(String(64), unique=True)  # held while queued or running
+    state: Mapped[str] = mapped_column(String(16))
+    attempt: Mapped[int] = mapped_column(default=0)
+    stage: Mapped[str | None]
+    stage_share: Mapped[float] = mapped_column(Float, default=0.0)  # 0 to 1
+    message: Mapped[str] = mapped_column(Text, default="")
+    error: Mapped[str | None]
+    worker_id: Mapped[str | None] = mapped_column(ForeignKey("worker.id"), index=True)
+    model_hash: Mapped[str | None]
+    corpus_hash: Mapped[str | None]
+    backend: Mapped[str | None]  # of the quality numbers: baseline, emulated, native or mixed
+    device: Mapped[str | None]
+    facts: Mapped[dict[str, Any]]  # versions, seeds, sizes: provenance
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class StageTable(Base):
+    """A finished stage of a run; its row is the proof that its numbers are complete."""
+
+    __tablename__ = "stage"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(32), primary_key=True)
+    seconds: Mapped[float] = mapped_column(Float)
+    finished_at: Mapped[datetime]
+
+
+class OfStage:
+    """What every row of a stage carries."""
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), index=True)
+    stage: Mapped[str] = mapped_column(String(32))
+
+
+class MeasurementTable(OfStage, Base):
+    """One number. SQLite turns NaN into NULL, so what is not finite is spelled in `special`."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (Index(None, "name", "run_id"),)
+
+    name: Mapped[str] = mapped_column(String(64))
+    value: Mapped[float | None] = mapped_column(Float)
+    special: Mapped[str | None] = mapped_column(String(8))  # "nan", "inf" or "-inf"
+    unit: Mapped[str]
+    better: Mapped[str] = mapped_column(String(8))
+    method: Mapped[str]
+    backend: Mapped[str]
+    label: Mapped[str]
+    note: Mapped[str]
+
+
+class WindowTable(OfStage, Base):
+    """One window's scores."""
+
+    __tablename__ = "window_score"
+
+    index: Mapped[int]
+    tokens: Mapped[int]
+    nll: Mapped[float] = mapped_column(Float)
+    baseline_nll: Mapped[float] = mapped_column(Float)
+    kld: Mapped[float] = mapped_column(Float)
+    top1: Mapped[float] = mapped_column(Float)
+
+
+class LayerTable(OfStage, Base):
+    """One weight: what was done to it and why."""
+
+    __tablename__ = "layer"
+
+    name: Mapped[str]
+    rows: Mapped[int]
+    cols: Mapped[int]
+    cast: Mapped[str]
+    backend: Mapped[str]
+    reason: Mapped[str]
+    bits_per_weight: Mapped[float] = mapped_column(Float)
+    sqnr_db: Mapped[float | None] = mapped_column(Float)
+    relative_error: Mapped[float | None] = mapped_column(Float)
+    flushed: Mapped[float | None] = mapped_column(Float)
+    clipped: Mapped[float | None] = mapped_column(Float)
+
+
+class GemmPointTable(OfStage, Base):
+    """Times of one Linear shape at one M, microseconds."""
+
+    __tablename__ = "gemm_point"
+
+    m: Mapped[int]
+    n: Mapped[int]
+    k: Mapped[int]
+    count: Mapped[int]
+    baseline_us: Mapped[float] = mapped_column(Float)
+    cast_us: Mapped[float | None] = mapped_column(Float)
+    matmul_us: Mapped[float | None] = mapped_column(Float)
+    kernel: Mapped[str]
+    reason: Mapped[str]
+
+
+class NeedleCellTable(OfStage, Base):
+    """One needle at one length and depth."""
+
+    __tablename__ = "needle_cell"
+
+    length: Mapped[int]
+    depth: Mapped[int]
+    score: Mapped[float] = mapped_column(Float)
+    prompt_tokens: Mapped[int]
+    expected: Mapped[str]
+    answer: Mapped[str]
+
+
+class WorkerTable(Base):
+    """A worker process, one row per boot."""
+
+    __tablename__ = "worker"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    host: Mapped[str]
+    slot: Mapped[int]
+    pid: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))  # alive, left or dead
+    device: Mapped[str | None]  # as the leaderboard names it
+    device_facts: Mapped[dict[str, Any]]
+    child_group: Mapped[int | None]  # process group of the running child, to end what a dead worker left behind
+    started_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime]  # the database's clock

@@ -1,0 +1,103 @@
+"""What an engineer would say about a recipe before it runs. Values only: no torch."""
+
+from dataclasses import dataclass
+
+from fp8dash.choose.catalog import ModelShape
+from fp8dash.choose.formats import E5M2, INT8
+from fp8dash.choose.hardware import Device, native_path
+from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.records import Request
+from fp8dash.choose.scaling import TENSOR
+
+FEW_WINDOWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One remark; `warning` where the run will disappoint, `note` where it is worth knowing."""
+
+    level: str
+    text: str
+
+
+def advise(recipe: Recipe, shape: ModelShape | None, device: Device | None) -> tuple[Advice, ...]:
+    """Remarks on a recipe for a model and device, either of which may be unknown.
+
+    >>> from fp8dash.choose.recipe import parse_recipe
+    >>> [a.level for a in advise(parse_recipe("w=int8/tensor a=int8/tensor"), None, None)]
+    ['warning']
+    """
+    remarks = [*_on_casts(recipe), *(_on_shape(recipe, shape) if shape else ())]
+    if device and not recipe.is_baseline:
+        path = native_path(recipe, 16, 16, device)  # 16: legal for every alignment rule
+        if not path.is_native:
+            remarks.append(
+                Advice(
+                    "note",
+                    f"On {device.label} this is emulated: {path.reason}. Quality is exact, speed is not.",
+                )
+            )
+        elif device.kind == "cpu" and recipe.weights and recipe.weights.format != INT8:
+            remarks.append(
+                Advice("note", "CPU kernels convert FP8 to wider numbers first: expect it slower than BF16 here.")
+            )
+    return tuple(remarks)
+
+
+def advise_request(request: Request, shape: ModelShape | None) -> tuple[Advice, ...]:
+    """Remarks on how a request measures."""
+    remarks = []
+    if request.windows < FEW_WINDOWS and "perplexity" in request.measures:
+        remarks.append(Advice("warning", f"{request.windows} windows are few: the interval of ln PPL will be wide."))
+    if shape and shape.context and request.window_length > shape.context:
+        remarks.append(
+            Advice(
+                "warning",
+                f"Windows of {request.window_length:,} tokens exceed the model's {shape.context:,}: the run will be refused.",
+            )
+        )
+    return tuple(remarks)
+
+
+def _on_casts(recipe: Recipe) -> list[Advice]:
+    remarks = []
+    casts = [cast for cast in (recipe.weights, recipe.activations) if cast]
+    if recipe.activations and recipe.activations.format == INT8 and recipe.activations.tile == TENSOR:
+        remarks.append(
+            Advice(
+                "warning",
+                "INT8 with one scale per activation tensor collapses once outliers appear: a control, not a candidate.",
+            )
+        )
+    if any(cast.format == E5M2 for cast in casts):
+        remarks.append(Advice("note", "E5M2 rounds twice as coarsely as E4M3: its range is meant for gradients."))
+    if recipe.weights and not recipe.activations:
+        remarks.append(
+            Advice("note", "Weights only: memory falls, the products stay in BF16, so GEMMs do not speed up.")
+        )
+    if recipe.activations and not recipe.weights:
+        remarks.append(
+            Advice(
+                "note",
+                "Activations only: nothing gets smaller or faster; useful to see where the loss comes from.",
+            )
+        )
+    return remarks
+
+
+def _on_shape(recipe: Recipe, shape: ModelShape) -> list[Advice]:
+    remarks = []
+    if recipe.weights and recipe.weights.tile.cols:
+        width = recipe.weights.tile.cols
+        ragged = sorted({w.k for w in shape.weights if w.group == "blocks" and w.k % width})
+        if ragged:
+            widths = ", ".join(str(k) for k in ragged)
+            remarks.append(
+                Advice(
+                    "note",
+                    f"K = {widths} is no multiple of {width}: the last tile of each row is smaller, and is padded with zeros.",
+                )
+            )
+    if shape.tied and "lm_head" in recipe.also and "embeddings" not in recipe.also:
+        remarks.append(Advice("note", "The head is tied to the embedding: casting it alone stores it twice."))
+    return remarks

