@@ -244,7 +244,7 @@ def request_key(request: Request) -> str:
 
 def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
     """A record as the columns of its table."""
-    values = dataclasses.asdict(row)  # type: ignore[call-overload]
+    values = dataclasses.asdict(row)
     if isinstance(row, Measurement):
         finite = row.value is None or math.isfinite(row.value)
         values |= {"value": row.value if finite else None, "special": None if finite else repr(row.value)}
@@ -317,13 +317,13 @@ def _migrate(engine: Engine, url: str) -> None:
             return
         if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
             raise StoreError(
-                f"The database was written by a newer fp8dash (revision {current}): update fp8dash, nothing was changed."
+                f"The database was written by a newer fp8dash (revision {current}): update fp8dash. Nothing changed."
             )
         connection.rollback()
         if engine.dialect.name == "sqlite":
             connection.execute(text("PRAGMA foreign_keys=OFF"))  # a batch migration drops and renames tables
             connection.commit()
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # two processes may start at once: one migrates, one waits
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # of two that start at once, one waits
         else:
             connection.execute(text("SELECT pg_advisory_xact_lock(8448)"))
         config.attributes["connection"] = connection

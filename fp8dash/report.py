@@ -19,6 +19,8 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.stats import SPEED_TIE, mcnemar, paired_difference, pareto_front
 
 BASELINE_BACKEND = "baseline"
+KLD_HELP = "Kullback-Leibler divergence from the baseline: full vocabulary, mean over tokens."
+SPEEDUP_HELP = "BF16 time over cast + product time of the model's Linears at the largest M: native kernels only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("kld", "KLD", "nats", LOWER, "Kullback-Leibler divergence from the baseline, mean over scored tokens, full vocabulary."),
-        Metric("ln_ppl_diff", "Δ ln PPL", "nats", LOWER, "ln perplexity minus the baseline's on the same windows, with a 95 % paired bootstrap interval.", "+.3g"),
-        Metric("top1", "Top-1", "share", HIGHER, "Share of positions where the likeliest token is the baseline's.", ".4f"),
+        Metric("kld", "KLD", "nats", LOWER, KLD_HELP),
+        Metric("ln_ppl_diff", "Δ ln PPL", "nats", LOWER, "ln perplexity minus the baseline's, same windows.", "+.3g"),
+        Metric("top1", "Top-1", "share", HIGHER, "Share of tokens whose likeliest successor is the baseline's.", ".4f"),
         Metric("ppl", "PPL", "", LOWER, "Token perplexity over disjoint windows.", ".4g"),
-        Metric("needle", "Needle", "share", HIGHER, "Share of hidden numbers that came back, over lengths and depths.", ".2f"),
-        Metric("gemm_speedup", "GEMM speed-up", "× BF16", HIGHER, "BF16 time over cast + multiply time of the model's Linears at the largest M; native kernels only.", ".2f"),
+        Metric("needle", "Needle", "share", HIGHER, "Share of hidden numbers that came back.", ".2f"),
+        Metric("gemm_speedup", "GEMM speed-up", "× BF16", HIGHER, SPEEDUP_HELP, ".2f"),
         Metric("bits_per_weight", "Bits/weight", "bits", LOWER, "Bits of a cast weight, scales included.", ".4g"),
         Metric("model_bytes", "Size", "bytes", LOWER, "Stored size of the whole model.", ".4g"),
         Metric("coverage", "Coverage", "share", NEITHER, "Share of the parameters that were cast.", ".3f"),
@@ -200,7 +202,7 @@ def _text(value: float | None, digits: str) -> str:
 
 
 def _standing(run: Run, measured: list[Measurement]) -> Standing:
-    values = {m.name: m.value for m in measured if not m.label}
+    values: dict[str, Any] = {m.name: m.value for m in measured if not m.label}
     method = next((m.method for m in measured if m.name == "kld"), "")
     request = run.request
     group = (
@@ -221,12 +223,15 @@ def _standing(run: Run, measured: list[Measurement]) -> Standing:
 
 
 def _ranked(rows: list[Standing]) -> list[Standing]:
-    """Rows by group and KLD; a rank counts the rows of the same group and backend that are strictly better."""
+    """Rows by group and KLD; a rank counts the casts of the same group and backend that are strictly better.
+
+    The baseline has no rank: it always wins against itself.
+    """
     rows = sorted(rows, key=lambda row: (row.group, math.isnan(_number(row.kld)), _number(row.kld), row.created))
     ranked = []
     for row in rows:
-        peers = [p.kld for p in rows if p.group == row.group and p.backend in (row.backend, BASELINE_BACKEND)]
-        known = not math.isnan(_number(row.kld))
+        peers = [p.kld for p in rows if p.group == row.group and p.backend == row.backend and not p.is_baseline]
+        known = not math.isnan(_number(row.kld)) and not row.is_baseline
         rank = 1 + sum(1 for kld in peers if known and _number(kld) < _number(row.kld)) if known else None
         ranked.append(dataclasses.replace(row, rank=rank))
     return ranked

@@ -79,8 +79,8 @@ def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
     won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     n = won + lost
-    tail = sum(math.comb(n, i) for i in range(min(won, lost) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    tail: float = sum(math.comb(n, i) for i in range(min(won, lost) + 1)) / 2**n
+    return min(1.0, 2.0 * tail)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -53,7 +53,7 @@ def advise_request(request: Request, shape: ModelShape | None) -> tuple[Advice, 
         remarks.append(
             Advice(
                 "warning",
-                f"Windows of {request.window_length:,} tokens exceed the model's {shape.context:,}: the run will be refused.",
+                f"Windows of {request.window_length:,} tokens exceed the model's context of {shape.context:,}.",
             )
         )
     return tuple(remarks)
@@ -95,7 +95,7 @@ def _on_shape(recipe: Recipe, shape: ModelShape) -> list[Advice]:
             remarks.append(
                 Advice(
                     "note",
-                    f"K = {widths} is no multiple of {width}: the last tile of each row is smaller, and is padded with zeros.",
+                    f"K = {widths} is no multiple of {width}: each row's last tile is smaller, padded with zeros.",
                 )
             )
     if shape.tied and "lm_head" in recipe.also and "embeddings" not in recipe.also:

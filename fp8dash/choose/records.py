@@ -71,7 +71,8 @@ class Request:
         names = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - names):
             raise InvalidChoice(f"A request has no field {', '.join(unknown)}: it may come from a newer version.")
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**plain)
 
 
 @dataclass(frozen=True, slots=True)

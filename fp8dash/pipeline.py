@@ -1,0 +1,181 @@
+"""A run from its first stage to its last: loads, casts and measures one recipe on one model.
+
+Stages that only prepare are always walked; what an earlier attempt recorded is not measured, or not told, again.
+Knows no database and no queue.
+"""
+
+import platform
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
+from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
+from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
+from fp8dash.measure.gemm import Shape, gemm, linear_shapes
+from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
+from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.weight_error import backend_of, weight_error
+from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
+from fp8dash.model.swap import cast_model
+
+PREPARING = ("load", "baseline", "quantize")
+PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+Item = Progress | Row | Baseline
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the stages of one run hand on to each other."""
+
+    request: Request
+    recipe: Recipe
+    cache: Path
+    device: Device
+    where: torch.device
+    facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
+    loaded: LoadedModel = field(init=False)  # from load, as are the next four
+    corpus: Corpus = field(init=False)
+    windows: Tensor = field(init=False)  # only where perplexity is measured
+    base_head: nn.Module = field(init=False)  # the head before casting
+    shapes: Counter[Shape] = field(init=False)
+    baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
+    backend: str = ""  # from quantize
+
+
+def run_stages(request: Request, done: frozenset[str], cache: Path) -> Iterator[Progress | StageResult]:
+    """Progress, and a StageResult for each stage that is not `done`; raises Fp8dashError with what to change."""
+    request = request.checked()
+    left = [name for name in request.measures if name not in done]
+    if not left and all(name in done for name in PREPARING):
+        return
+    recipe, where = parse_recipe(request.recipe), torch_device(request.device)
+    bench = Bench(request, recipe, cache, find_device(request.device), where)
+    torch.manual_seed(request.seed)
+    for name, work in STAGES.items():
+        if name in PREPARING or name in left:
+            result = yield from _walk(name, work, bench)
+            if name not in done:
+                yield result
+
+
+def _walk(name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench) -> Generator[Progress, None, StageResult]:
+    """Progress as it comes; returns the stage's result."""
+    start, bench.facts = time.perf_counter(), {}
+    rows: list[Row] = []
+    yield Progress(name, 0, 1)
+    for item in work(bench):
+        if isinstance(item, Progress):
+            yield item
+        elif not isinstance(item, Baseline):
+            rows.append(item)
+    bench.facts["peak_rss_bytes"] = _peak_rss()
+    return StageResult(name, time.perf_counter() - start, tuple(rows), bench.facts)
+
+
+def _load(bench: Bench) -> Iterator[Item]:
+    request = bench.request
+    yield Progress("load", 0, 3, f"finding {request.model}")
+    bench.corpus = load_corpus(request.corpus)
+    folder = locate(request.model, bench.cache)
+    yield Progress("load", 1, 3, "reading weights")
+    loaded = bench.loaded = load(folder, bench.where)
+    yield Progress("load", 2, 3, "cutting the corpus")
+    if "perplexity" in request.measures:
+        bench.windows = cut_windows(
+            loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context
+        )
+    if "needle" in request.measures:
+        check_lengths(request.needle_lengths, loaded.context)
+    bench.base_head = head_of(loaded.model)
+    linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
+    bench.shapes = linear_shapes(linears)
+    bench.facts = _provenance(bench, loaded, bench.corpus)
+
+
+def _baseline(bench: Bench) -> Iterator[Item]:
+    if "perplexity" not in bench.request.measures:
+        return
+    file = baseline_file(
+        bench.cache,
+        model_hash=bench.loaded.content_hash,
+        corpus_hash=bench.corpus.content_hash,
+        windows=bench.windows,
+        device=bench.device.label,
+    )
+    for item in baseline_of(bench.loaded.model, bench.base_head, bench.windows, file):
+        if isinstance(item, Baseline):
+            bench.baseline = item
+        yield item
+
+
+def _quantize(bench: Bench) -> Iterator[Item]:
+    model = bench.loaded.model
+    total = sum(1 for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor))
+    layers = []
+    with torch.no_grad():
+        swaps = cast_model(model, bench.recipe, bench.device, bench.request.backend)
+        for item in weight_error(swaps, total):
+            if isinstance(item, Layer):
+                layers.append(item)
+            yield item
+    bench.backend = bench.facts["backend"] = backend_of(layers)
+
+
+def _gemm(bench: Bench) -> Iterator[Item]:
+    yield from gemm(bench.shapes, bench.recipe, bench.request.gemm_m, bench.device, bench.where, bench.request.seed)
+
+
+def _perplexity(bench: Bench) -> Iterator[Item]:
+    model, seed = bench.loaded.model, bench.request.seed
+    yield from perplexity(model, bench.base_head, bench.windows, bench.baseline, bench.backend, seed)
+
+
+def _needle(bench: Bench) -> Iterator[Item]:
+    request, loaded = bench.request, bench.loaded
+    haystack = [NOISE] if request.haystack == "noise" else sentences(bench.corpus.text)
+    grid = (request.needle_lengths, request.needle_depths)
+    yield from needle(loaded, *grid, haystack, bench.backend, request.seed)
+
+
+STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
+    "load": _load,
+    "baseline": _baseline,
+    "quantize": _quantize,
+    "gemm": _gemm,
+    "perplexity": _perplexity,
+    "needle": _needle,
+}
+
+
+def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, Any]:
+    """Facts that travel with a run's numbers."""
+    return {
+        "model_hash": loaded.content_hash,
+        "corpus_hash": corpus.content_hash,
+        "corpus_origin": corpus.origin,
+        "device": bench.device.label,
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "seed": bench.request.seed,
+    }
+
+
+def _peak_rss() -> int:
+    """The process's largest resident memory so far, bytes (Linux counts in KiB, macOS in bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
