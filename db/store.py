@@ -22,7 +22,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event, func, select, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from db.tables import (
@@ -51,6 +51,7 @@ QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
 )
 ACTIVE = (QUEUED, RUNNING)
 BUSY_SECONDS = 30
+DRIVER_ERRORS = (SQLAlchemyError, OSError)  # of whoever shares this database: the queue's engine
 PAGE = 5_000  # most runs that one question returns
 ROW_TABLES: dict[type[Row], type[Base]] = {
     Measurement: MeasurementTable,
@@ -66,6 +67,7 @@ class Run:
     """A run's row, with its study's name."""
 
     id: str
+    study_id: str | None
     study: str
     owner: str
     model: str
@@ -130,6 +132,11 @@ class Store:
         with _sentences(url):
             _migrate(self._engine, url)
 
+    @property
+    def place(self) -> str:
+        """The database's URL, fit for the screen: without its password."""
+        return make_url(self.url).render_as_string(hide_password=True)
+
     def close(self) -> None:
         """Give back all connections."""
         self._engine.dispose()
@@ -186,6 +193,16 @@ class Store:
         with self.session() as session:
             rows = session.execute(query.order_by(RunTable.created_at.desc(), RunTable.id).limit(limit)).all()
         return [_run(*row) for row in rows]
+
+    def last_like(self, request: Request) -> Run | None:
+        """The newest run of the same request that is finished or will be, or None."""
+        states, wanted = (*ACTIVE, FINISHED), request.checked()
+        query = _runs().where(
+            RunTable.state.in_(states), RunTable.recipe == wanted.recipe, RunTable.model == wanted.model
+        )
+        with self.session() as session:
+            rows = session.execute(query.order_by(RunTable.created_at.desc()).limit(PAGE)).all()
+        return next((run for run in (_run(*row) for row in rows) if run.request == wanted), None)
 
     def counts(self) -> dict[str, int]:
         """How many runs are in each state."""
@@ -249,6 +266,17 @@ def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
         finite = row.value is None or math.isfinite(row.value)
         values |= {"value": row.value if finite else None, "special": None if finite else repr(row.value)}
     return {"run_id": run_id, "stage": stage, **values}
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite URL, ":memory:" where it has none; None on other databases."""
+    parsed = make_url(url)
+    return Path(parsed.database or ":memory:") if parsed.get_backend_name() == "sqlite" else None
+
+
+def may_pass(error: StoreError) -> bool:
+    """True where the database is out of reach, locked or full, and False where it refuses what it was told."""
+    return isinstance(error.__cause__, (OperationalError, InterfaceError))
 
 
 def _record(kind: type[Any], row: Any) -> Any:

@@ -4,14 +4,12 @@ Stages that only prepare are always walked; what an earlier attempt recorded is 
 Knows no database and no queue.
 """
 
-import platform
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,10 @@ from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.weight_error import backend_of, weight_error
-from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
+from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
 from fp8dash.model.swap import cast_model
 
 PREPARING = ("load", "baseline", "quantize")
-PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 Item = Progress | Row | Baseline
 
@@ -168,8 +165,7 @@ def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, 
         "corpus_origin": corpus.origin,
         "device": bench.device.label,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "cuda": torch.version.cuda,
+        "versions": runtime(),
         "threads": torch.get_num_threads(),
         "seed": bench.request.seed,
     }

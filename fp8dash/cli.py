@@ -1,0 +1,283 @@
+"""The command line: fp8dash up | worker | submit | runs | cancel | retry | report | demo | doctor.
+
+Every failure that a person can act on is one sentence and exit status 1; anything else is logged with its traceback.
+"""
+
+import argparse
+import dataclasses
+import getpass
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from db.store import FINISHED, STATES, Run, Store
+from fp8dash import report
+from fp8dash.choose.presets import DEMO_STUDY, PRESETS
+from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
+from fp8dash.errors import Fp8dashError, QueueError
+from fp8dash.places import data_dir, database_url
+from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
+from jobs.queue import Queue
+
+HOST, PORT = "127.0.0.1", 8501
+ALIVE_SECONDS = 15  # a worker beats every 5
+POLL_SECONDS = 0.5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of one command."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for talkative in ("alembic", "dbos"):
+        logging.getLogger(talkative).setLevel(logging.ERROR)
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except Fp8dashError as error:
+        print(f"fp8dash: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        file = data_dir() / "fp8dash.log"
+        logging.basicConfig(filename=file, force=True)  # the traceback goes there, not to the screen
+        logging.exception("internal error")
+        print(f"fp8dash: internal error: {type(error).__name__}: {error}. {file} has the traceback.", file=sys.stderr)
+    return 1
+
+
+def _up(options: argparse.Namespace) -> int:
+    """Web and worker until Ctrl-C; a worker that dies is started again."""
+    refuse_taken(options.host, options.port)
+    with _opened():
+        pass  # creates or migrates the database before two processes open it
+    serve(start_web(options.host, options.port), [start_worker()], _address(options))
+    return 0
+
+
+def _work(options: argparse.Namespace) -> int:
+    from jobs.worker import main as work
+
+    work(options.slot)
+    return 0
+
+
+def _submit(options: argparse.Namespace) -> int:
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(Request) if f.name != "recipe"}
+    requests = [Request(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
+    with _opened() as (store, queue):
+        run_ids = queue.submit(requests, owner=options.owner, study=options.study)
+        print("\n".join(run_ids))
+        return _wait(store, run_ids, ()) if options.wait else 0
+
+
+def _runs(options: argparse.Namespace) -> int:
+    with _opened() as (store, _):
+        for run in store.runs(limit=options.limit):
+            print(f"{run.id}  {_state(run):<34} {run.preset or run.recipe:<28} {run.model}  {run.owner}")
+            if run.error:
+                print(f"{'':14}{run.error}")
+    return 0
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    with _opened() as (_, queue):
+        queue.cancel(options.run)
+    return 0
+
+
+def _retry(options: argparse.Namespace) -> int:
+    with _opened() as (_, queue):
+        queue.retry(options.run)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    with _opened() as (store, _):
+        rows = report.standings(store, states=STATES)
+    print(options.write(rows), end="")
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    """The demo study through the real queue and a real worker; what is finished already is shown, not measured anew."""
+    requests = [Request(recipe=name, backend="emulated").checked() for name in DEMO_STUDY]
+    web = [start_web(options.host, options.port)] if options.serve else []
+    workers: list[Process] = []
+    try:
+        with _opened() as (store, queue):
+            known = {request: run for request in requests if (run := store.last_like(request))}
+            missing = [request for request in requests if request not in known]
+            new = queue.submit(missing, owner=options.owner, study="Demo: eight recipes") if missing else []
+            run_ids = [run.id for run in known.values()] + new
+            if any(run.is_active for run in store.runs(ids=run_ids)) and not _alive(store):
+                workers.append(start_worker())
+            status = _wait(store, run_ids, workers)
+            print(report.to_markdown(report.standings(store, ids=run_ids)))
+        if web:
+            serve(web[0], workers, _address(options))
+        return status
+    finally:
+        end([*web, *workers])
+
+
+def _doctor(_options: argparse.Namespace) -> int:
+    """What this machine can run, and why not the rest."""
+    from fp8dash.choose.hardware import native_path
+    from fp8dash.model.load import demo_file, find_device, runtime
+
+    device = find_device()
+    for name, version in runtime().items():
+        print(f"{name:<14}{version}")
+    print(f"{'device':<14}{device.label}, {device.memory_bytes / 2**30:.0f} GiB")
+    print(f"{'data':<14}{data_dir()}")
+    with _opened() as (store, _):
+        alive = _alive(store)
+        print(f"{'database':<14}{store.place}")
+        print(
+            f"{'runs':<14}{', '.join(f'{count} {state}' for state, count in store.counts().items() if count) or 'none'}"
+        )
+    print(f"{'worker':<14}{'alive' if alive else 'none: start one with `fp8dash worker` or `fp8dash up`'}")
+    try:
+        print(f"{'demo model':<14}{demo_file().name}")
+    except Fp8dashError as error:
+        print(f"{'demo model':<14}{error}")
+    print("\nRecipes here, for layers whose sides are multiples of 16:")
+    for preset in PRESETS.values():
+        path = native_path(preset.recipe, 16, 16, device)
+        told = "the baseline" if preset.recipe.is_baseline else f"native, {path.reason}" if path.is_native else ""
+        print(f"  {preset.name:<13}{told or f'emulated: {path.reason}'}")
+    return 0
+
+
+@contextmanager
+def _opened() -> Iterator[tuple[Store, Queue]]:
+    """The store and the queue of one command."""
+    store = Store(database_url())
+    try:
+        queue = Queue(store)
+        try:
+            yield store, queue
+        finally:
+            queue.close()
+    finally:
+        store.close()
+
+
+def _wait(store: Store, run_ids: Sequence[str], workers: Sequence[Process]) -> int:
+    """Tells of each run's steps until all have ended; 1 where one did not finish."""
+    told: dict[str, tuple[str | None, ...]] = {}
+    while True:
+        runs = store.runs(ids=run_ids)
+        for run in reversed(runs):
+            step = (run.state, run.stage, run.error)
+            if told.get(run.id) != step:
+                told[run.id] = step
+                what = run.stage if run.state == "running" and run.stage else run.state
+                print(
+                    f"{time.strftime('%H:%M:%S')}  {run.preset or run.recipe:<13} {what}  {run.error or ''}", flush=True
+                )
+        if not any(run.is_active for run in runs):
+            return int(any(run.state != FINISHED for run in runs))
+        if ended := [worker.returncode for worker in workers if worker.poll() is not None]:
+            raise QueueError(f"The worker ended with status {ended[0]}: its message is above.")
+        time.sleep(POLL_SECONDS)
+
+
+def _state(run: Run) -> str:
+    return f"running {run.stage or ''} {run.stage_share:.0%}" if run.state == "running" else run.state
+
+
+def _address(options: argparse.Namespace) -> str:
+    return f"http://{options.host}:{options.port}"
+
+
+def _alive(store: Store) -> bool:
+    """Whether a worker has beaten lately, by this machine's clock: good enough to tell the user."""
+    return any(w.state == "alive" and time.time() - w.heartbeat_at.timestamp() < ALIVE_SECONDS for w in store.workers())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fp8dash", description="Which low-precision recipe to ship, by evidence.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(command=run)
+        return made
+
+    _add_place(command("up", _up, "serve the dashboard and run a worker until Ctrl-C"))
+    worker = command("worker", _work, "run queued runs, one at a time")
+    worker.add_argument("--slot", type=int, default=0, help="GPU index; one worker per slot and machine")
+    _add_request(command("submit", _submit, "queue runs and print their ids"))
+    runs = command("runs", _runs, "list runs, newest first")
+    runs.add_argument("--limit", type=int, default=50)
+    for name, run, text in (("cancel", _cancel, "cancel a run"), ("retry", _retry, "queue a failed run again")):
+        command(name, run, text).add_argument("run", help="a run's id, from `fp8dash runs`")
+    written = command("report", _report, "print all runs with their numbers").add_mutually_exclusive_group()
+    for name, write in (("csv", report.to_csv), ("markdown", report.to_markdown), ("json", report.to_json)):
+        written.add_argument(f"--{name}", dest="write", action="store_const", const=write)
+    written.set_defaults(write=report.to_markdown)
+    demo = command("demo", _demo, "measure eight recipes on a small real model, then serve the result")
+    demo.add_argument("--no-serve", dest="serve", action="store_false", help="end after the study")
+    _add_place(demo)
+    _add_owner(demo)
+    command("doctor", _doctor, "what this machine can run, and why not the rest")
+    return parser
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default=HOST, help="anyone who reaches it can submit runs (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT)
+
+
+def _add_owner(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--owner", default=_user(), help="who asks (default: %(default)s)")
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    default = Request()
+    names = ", ".join(PRESETS)
+    parser.add_argument("--model", default=default.model, help="“demo”, a local folder or a Hub id")
+    parser.add_argument(
+        "--recipe", action="append", help=f"{names}, or a text such as “w=e4m3fn/row a=e4m3fn/row”; repeatable"
+    )
+    parser.add_argument("--corpus", default=default.corpus, help="“pydocs” or a UTF-8 text file")
+    parser.add_argument("--windows", type=int, default=default.windows)
+    parser.add_argument("--window-length", type=int, default=default.window_length, help="tokens")
+    parser.add_argument(
+        "--measures", type=_words, default=default.measures, help=f"comma separated: {', '.join(MEASURES)}"
+    )
+    parser.add_argument("--gemm-m", type=_numbers, default=default.gemm_m, help="comma separated rows")
+    parser.add_argument("--needle-lengths", type=_numbers, default=default.needle_lengths, help="tokens")
+    parser.add_argument("--needle-depths", type=_numbers, default=default.needle_depths, help="per cent")
+    parser.add_argument("--haystack", choices=HAYSTACKS, default=default.haystack)
+    parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
+    parser.add_argument("--device", default=default.device)
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--study", default="From the command line", help="a name for runs submitted together")
+    parser.add_argument("--wait", action="store_true", help="until all have ended; status 1 if one did not finish")
+    _add_owner(parser)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a user entry
+        return "anonymous"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in _words(text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

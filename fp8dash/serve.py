@@ -1,0 +1,76 @@
+"""The processes of this machine: web and worker, started, watched and ended together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fp8dash.errors import QueueError
+from fp8dash.places import data_dir, database_url
+
+ROOT = Path(__file__).resolve().parent.parent  # where app.py lies
+POLL_SECONDS, RESTART_SECONDS, PATIENCE_SECONDS = 0.5, 2, 20
+
+Process = subprocess.Popen[bytes]
+
+
+def start_web(host: str, port: int) -> Process:
+    """The dashboard; raises QueueError where the port cannot be had."""
+    refuse_taken(host, port)
+    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py")]
+    return _started([*command, "--server.port", str(port), "--server.address", host])
+
+
+def start_worker(slot: int = 0) -> Process:
+    """A worker on a slot."""
+    return _started([sys.executable, "-m", "jobs.worker", str(slot)])
+
+
+def serve(web: Process, workers: Sequence[Process], address: str) -> None:
+    """Waits until Ctrl-C, SIGTERM or the web process's end, then ends all; a worker that ends is started again."""
+    alive = list(workers)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"fp8dash serves at {address} until Ctrl-C.", flush=True)
+    try:
+        while web.poll() is None:
+            for index, worker in enumerate(alive):
+                if worker.poll() is not None:
+                    print("The worker ended: starting it again.", flush=True)
+                    time.sleep(RESTART_SECONDS)
+                    alive[index] = start_worker()
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        print("\nStopping.", flush=True)
+    finally:
+        end([web, *alive])
+
+
+def end(processes: Sequence[Process]) -> None:
+    """Asks processes to end, and kills those that do not."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raises QueueError where a port cannot be listened on."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise QueueError(f"Port {port} on {host} cannot be used ({error}): choose another with --port.") from None
+
+
+def _started(command: list[str]) -> Process:
+    """A process in a session of its own, so that Ctrl-C reaches it once, from us."""
+    places = {"FP8DASH_DATA_DIR": str(data_dir()), "FP8DASH_DATABASE_URL": database_url()}
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | places, start_new_session=True)

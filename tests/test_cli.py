@@ -1,0 +1,92 @@
+"""The command line: one sentence and status 1 for what a person can mend, never a traceback."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from fp8dash.cli import main
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("FP8DASH_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.delenv("FP8DASH_DATABASE_URL", raising=False)
+
+
+def said(capsys):
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured
+
+
+def test_submit_prints_ids_that_runs_and_report_know(capsys):
+    assert main(["submit", "--recipe", "FP8_BLOCK", "--recipe", "w=int8/row", "--owner", "ada"]) == 0
+    ids = said(capsys).out.split()
+    assert len(ids) == 2
+    assert main(["runs"]) == 0
+    listed = said(capsys).out
+    assert all(run_id in listed for run_id in ids) and "queued" in listed
+    assert main(["report", "--json"]) == 0
+    rows = json.loads(said(capsys).out)
+    assert {row["run"]: row["preset"] for row in rows} == {ids[0]: "FP8_BLOCK", ids[1]: None}
+    assert all(row["owner"] == "ada" and row["state"] == "queued" for row in rows)
+    assert main(["cancel", ids[0]]) == 0
+    assert main(["cancel", ids[0]]) == 1
+    assert "cancelled already" in said(capsys).err
+    assert main(["retry", ids[0]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["submit", "--recipe", "fp9"], "not part of a recipe"),
+        (["submit", "--study", " "], "The study has no name"),
+        (["submit", "--owner", ""], "The owner has no name"),
+        (["submit", "--windows", "0"], "out of range"),
+        (["cancel", "nope"], "nope"),
+        (["retry", "nope"], "nope"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys, arguments, sentence):
+    assert main(arguments) == 1
+    error = said(capsys).err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_sentence(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["up", "--port", port]) == 1
+        assert main(["demo", "--port", port]) == 1
+    assert "choose another with --port" in said(capsys).err
+
+
+def test_a_database_that_cannot_be_opened_is_one_sentence(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FP8DASH_DATABASE_URL", "sqlite:////proc/none/x.sqlite")
+    assert main(["runs"]) == 1
+    assert "cannot be made" in said(capsys).err
+
+
+def test_a_defect_is_an_internal_error_with_its_traceback_in_a_file(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("db.store.Store.runs", lambda *_, **__: 1 / 0)
+    assert main(["runs"]) == 1
+    assert "internal error: ZeroDivisionError" in said(capsys).err
+    assert "ZeroDivisionError" in (tmp_path / "data" / "fp8dash.log").read_text()
+
+
+def test_doctor_says_what_runs_here_and_why_not_the_rest():
+    found = subprocess.run([sys.executable, "-m", "fp8dash.cli", "doctor"], capture_output=True, text=True, check=True)
+    for words in (
+        "torch",
+        "device",
+        "FP8_DYNAMIC",
+        "MXFP8",
+        "no native kernel for 1x32",
+        "start one with `fp8dash worker`",
+    ):
+        assert words in found.stdout

@@ -1,0 +1,67 @@
+"""The demo study on the real model: what a newcomer sees must be true."""
+
+import math
+
+import pytest
+import torch
+
+from fp8dash.choose.presets import DEMO_STUDY
+from fp8dash.choose.records import Measurement, Request, StageResult
+from fp8dash.measure.corpora import cut_windows, load_corpus
+from fp8dash.model.load import load, locate
+from fp8dash.pipeline import run_stages
+
+pytestmark = pytest.mark.demo
+FINE = "w=e4m3fn/1x32 a=e4m3fn/1x32"  # float32 scales: the ladder's last step, which powers of two give away
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def study(cache):
+    """Values by recipe: perplexity for all eight and the fine one, the needle for the baseline."""
+    found = {}
+    for recipe in (*DEMO_STUDY, FINE):
+        measures = ("perplexity", "needle") if recipe == "BF16" else ("perplexity",)
+        request = Request(recipe=recipe, backend="emulated", measures=measures)
+        rows = [
+            row
+            for item in run_stages(request, frozenset(), cache)
+            if isinstance(item, StageResult)
+            for row in item.rows
+        ]
+        found[recipe] = {row.name: row.value for row in rows if isinstance(row, Measurement)}
+    return found
+
+
+def test_the_baselines_perplexity_is_plain_transformers(study, cache):
+    found = load(locate("demo", cache), torch.device("cpu"))
+    windows = cut_windows(found.tokenizer, load_corpus("pydocs"), 8, 512, found.context)
+    with torch.no_grad():
+        losses = [float(found.model(input_ids=ids[None], labels=ids[None]).loss) for ids in windows]
+    assert study["BF16"]["ppl"] == pytest.approx(math.exp(sum(losses) / 8), rel=1e-4)
+
+
+def test_the_baseline_does_not_differ_from_itself_and_finds_the_needle(study):
+    assert study["BF16"]["kld"] == 0.0 and study["BF16"]["top1"] == 1.0
+    assert study["BF16"]["needle"] >= 0.9
+
+
+def test_divergence_falls_as_float32_scaled_tiles_get_finer(study):
+    kld = {name: values["kld"] for name, values in study.items()}
+    assert max(kld["FP8_TENSOR"], kld["FP8_DYNAMIC"]) < 0.05
+    assert min(kld["FP8_TENSOR"], kld["FP8_DYNAMIC"]) > kld["FP8_BLOCK"] > kld[FINE] > 0.005
+
+
+def test_power_of_two_scales_give_the_gain_of_fine_tiles_away(study):
+    """E4M3's relative step does not depend on the scale; only amax landing on the top code does, which MX gives up."""
+    assert study["MXFP8"]["kld"] > 1.5 * study[FINE]["kld"]
+
+
+def test_e5m2_is_coarser_and_int8_per_tensor_collapses(study):
+    kld = {name: values["kld"] for name, values in study.items()}
+    assert kld["FP8_E5M2"] > 2.5 * kld["FP8_DYNAMIC"]
+    assert kld["INT8_TENSOR"] > 10 * kld["FP8_TENSOR"]

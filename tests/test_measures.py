@@ -1,0 +1,213 @@
+"""Perplexity, divergence, needle and GEMM times on a tiny model, against plain transformers and closed forms."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.records import GemmPoint, Measurement, NeedleCell, Window
+from fp8dash.errors import CorpusError, ModelError, NotFinite
+from fp8dash.measure import baseline as baselines
+from fp8dash.measure.baseline import Baseline, baseline_of, read_baseline
+from fp8dash.measure.corpora import cut_windows, load_corpus
+from fp8dash.measure.gemm import gemm
+from fp8dash.measure.needle import NOISE, build_prompt, check_lengths, needle, sentences
+from fp8dash.measure.perplexity import perplexity
+from fp8dash.model.load import load
+from fp8dash.model.swap import cast_model
+
+CPU = Device("cpu", "CPU")
+
+
+@pytest.fixture
+def loaded(tiny):
+    return load(tiny, torch.device("cpu"))
+
+
+@pytest.fixture
+def windows(loaded, corpus_file):
+    return cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), 4, 128, loaded.context)
+
+
+def measured_baseline(loaded, windows, file):
+    *_, found = baseline_of(loaded.model, loaded.model.lm_head, windows, file)
+    assert isinstance(found, Baseline)
+    return found
+
+
+def scored(loaded, head, windows, baseline):
+    items = list(perplexity(loaded.model, head, windows, baseline, "emulated", 0))
+    values = {item.name: item.value for item in items if isinstance(item, Measurement)}
+    return values, [item for item in items if isinstance(item, Window)]
+
+
+@torch.no_grad()
+def plain(model, windows):
+    """NLL per token and log-probabilities, as transformers gives them."""
+    chances = [F.log_softmax(model(input_ids=ids[None]).logits[0, :-1].float(), -1) for ids in windows]
+    chances = torch.stack(chances)
+    return -chances.gather(-1, windows[:, 1:, None])[..., 0].double(), chances.double()
+
+
+def test_the_baseline_is_plain_transformers_and_its_divergence_from_itself_is_zero(loaded, windows, tmp_path):
+    baseline = measured_baseline(loaded, windows, tmp_path / "b.safetensors")
+    values, rows = scored(loaded, loaded.model.lm_head, windows, baseline)
+    nll, _ = plain(loaded.model, windows)
+    assert values["ppl"] == pytest.approx(math.exp(nll.mean()), rel=1e-6)
+    assert values["kld"] == 0.0 and values["top1"] == 1.0 and values["ln_ppl_diff"] == 0.0
+    assert [row.nll for row in rows] == pytest.approx(nll.mean(-1).tolist(), rel=1e-6)
+    assert values["scored_tokens"] == 4 * 127
+
+
+def test_divergence_is_that_of_plain_log_probabilities(loaded, windows, tmp_path):
+    head = loaded.model.lm_head
+    base_nll, base = plain(loaded.model, windows)
+    baseline = measured_baseline(loaded, windows, tmp_path / "b.safetensors")
+    list(cast_model(loaded.model, parse_recipe("w=e5m2/row a=e5m2/row also=lm_head"), CPU, "emulated"))
+    values, rows = scored(loaded, head, windows, baseline)
+    nll, ours = plain(loaded.model, windows)
+    kld = (base.exp() * (base - ours)).sum(-1)
+    assert values["kld"] == pytest.approx(float(kld.mean()), rel=1e-3)
+    assert [row.kld for row in rows] == pytest.approx(kld.mean(-1).tolist(), rel=1e-3)
+    assert values["ln_ppl_diff"] == pytest.approx(float((nll - base_nll).mean()), rel=1e-4)
+    assert values["top1"] == pytest.approx(float((base.argmax(-1) == ours.argmax(-1)).double().mean()))
+    assert values["ln_ppl_diff_low"] < values["ln_ppl_diff"] < values["ln_ppl_diff_high"]
+
+
+def test_equal_logits_give_the_vocabularys_size(loaded, windows, tmp_path):
+    loaded.model.lm_head.weight.zero_()
+    values, _ = scored(
+        loaded, loaded.model.lm_head, windows, measured_baseline(loaded, windows, tmp_path / "b.safetensors")
+    )
+    assert values["ppl"] == pytest.approx(272, rel=1e-6)
+
+
+def test_a_kept_baseline_is_read_again_and_a_damaged_one_is_measured_anew(loaded, windows, tmp_path):
+    file = tmp_path / "b.safetensors"
+    first = measured_baseline(loaded, windows, file)
+    assert torch.equal(read_baseline(file).hidden, first.hidden)
+    assert [type(item) for item in baseline_of(None, None, windows, file)] == [Baseline]  # no model is needed
+    for damage in (lambda b: b[: len(b) // 2], lambda b: b[:-3] + b"\x01\x02\x03", lambda b: b""):
+        file.write_bytes(damage(file.read_bytes()))
+        assert read_baseline(file) is None
+        assert torch.equal(measured_baseline(loaded, windows, file).hidden, first.hidden)
+    assert [f.name for f in tmp_path.iterdir()] == ["b.safetensors"]
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(loaded, windows, tmp_path):
+    forward = loaded.model.forward
+
+    def capped(*args, **kwargs):
+        out = forward(*args, **kwargs)
+        out.logits = torch.tanh(out.logits) * 0.1
+        return out
+
+    loaded.model.forward = capped
+    with pytest.raises(ModelError, match="changes its logits after the head"):
+        measured_baseline(loaded, windows, tmp_path / "b.safetensors")
+
+
+def test_a_model_that_overflows_is_refused_and_nothing_is_kept(loaded, windows, tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "_check_head", lambda *_: None)  # it would find the NaN first, under another name
+    loaded.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(NotFinite, match="NaN or infinity"):
+        measured_baseline(loaded, windows, tmp_path / "b.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_windows_are_disjoint_cuts_of_the_corpus(loaded, corpus_file):
+    corpus = load_corpus(str(corpus_file))
+    ids = cut_windows(loaded.tokenizer, corpus, 3, 100, 2048)
+    assert loaded.tokenizer.decode(ids.flatten()) == corpus.text[:300]  # one token a byte
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "said"),
+    [
+        (1, 4096, "exceed the model's context of 2,048: choose at most 2,048"),
+        (1000, 2048, "enough for .* ask for at most"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused_with_what_would(loaded, corpus_file, count, length, said):
+    with pytest.raises(CorpusError, match=said):
+        cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), count, length, loaded.context)
+
+
+def test_a_corpus_shorter_than_a_window_is_a_sentence(loaded, tmp_path):
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(
+        CorpusError, match="holds 10 tokens, enough for 0 windows .* choose shorter windows or a longer"
+    ):
+        cut_windows(loaded.tokenizer, load_corpus(str(tmp_path / "short.txt")), 1, 128, loaded.context)
+
+
+def test_a_corpus_that_is_missing_or_not_utf8_is_a_sentence(tmp_path):
+    with pytest.raises(CorpusError, match="cannot be read"):
+        load_corpus(str(tmp_path / "none.txt"))
+    (tmp_path / "latin.txt").write_bytes("Größe".encode("latin-1"))
+    with pytest.raises(CorpusError, match="not UTF-8 text"):
+        load_corpus(str(tmp_path / "latin.txt"))
+
+
+def test_pydocs_is_english_with_a_hash():
+    corpus = load_corpus("pydocs")
+    assert len(corpus.text) > 400_000 and 'The "if" statement' in corpus.text
+    assert len(corpus.content_hash) == 64 and "CPython" in corpus.origin
+
+
+@pytest.mark.parametrize("haystack", [[NOISE], ["A first sentence of the corpus.", "A second one, a little longer."]])
+@pytest.mark.parametrize("depth", [0, 50, 100])
+def test_a_needle_is_whole_at_its_depth_and_the_prompt_fits(loaded, haystack, depth):
+    prompt = build_prompt(loaded.tokenizer, haystack, 1500, depth, 0)
+    text = loaded.tokenizer.decode(prompt.ids)
+    assert 1300 < len(prompt.ids) <= 1500
+    assert text.count(prompt.expected) == 1
+    body = text[text.index("\n") : text.rindex("\n")]
+    where = body.index("One of the special") / len(body)
+    assert where == pytest.approx(depth / 100, abs=0.12)
+    assert build_prompt(loaded.tokenizer, haystack, 1500, depth, 0) == prompt  # seeded
+    assert build_prompt(loaded.tokenizer, haystack, 1500, depth, 1) != prompt
+
+
+def test_needle_lengths_beyond_the_context_or_below_the_question_are_refused(loaded):
+    with pytest.raises(CorpusError, match="exceed the model's context of 2,048: choose at most 2,024"):
+        check_lengths([2048], 2048)
+    with pytest.raises(CorpusError, match="cannot hold the question itself: choose at least"):
+        build_prompt(loaded.tokenizer, [NOISE], 128, 50, 0)
+
+
+def test_a_needle_run_scores_each_cell_by_containment(loaded):
+    items = list(needle(loaded, [900, 700], [100, 0], [NOISE], "baseline", 0))
+    cells = [item for item in items if isinstance(item, NeedleCell)]
+    assert [(c.length, c.depth) for c in cells] == [(700, 0), (700, 100), (900, 0), (900, 100)]
+    assert all(c.score == float(c.expected in c.answer) for c in cells)
+    assert items[-1].value == sum(c.score for c in cells) / 4
+
+
+def test_sentences_of_a_text_are_cut_and_a_text_without_any_is_refused():
+    assert sentences("One sentence that is long enough. Too short. Another that is long enough, too!") == [
+        "One sentence that is long enough.",
+        "Another that is long enough, too!",
+    ]
+    with pytest.raises(CorpusError, match="no sentences"):
+        sentences("a b c")
+
+
+def test_gemm_times_every_shape_and_m_and_says_why_nothing_was_timed():
+    shapes = Counter({(64, 64): 4, (160, 64): 2})
+    for text, native in (("w=int8/row a=int8/row", True), ("w=e4m3fn/128x128 a=e4m3fn/1x128", False), ("bf16", False)):
+        items = list(gemm(shapes, parse_recipe(text), (16, 1), CPU, torch.device("cpu"), 0))
+        points = [item for item in items if isinstance(item, GemmPoint)]
+        assert {(p.m, p.n, p.k, p.count) for p in points} == {(m, *s, c) for m in (1, 16) for s, c in shapes.items()}
+        assert all(p.baseline_us > 0 and (p.matmul_us is not None) == native for p in points)
+        overall = items[-1]
+        assert (overall.name, overall.label) == ("gemm_speedup", "")
+        if native:
+            ours = sum(p.count * (p.cast_us + p.matmul_us) for p in points if p.m == 16)
+            assert overall.value == pytest.approx(sum(p.count * p.baseline_us for p in points if p.m == 16) / ours)
+        else:
+            assert overall.value == (1.0 if text == "bf16" else None) and overall.note

@@ -1,0 +1,100 @@
+"""One run from its first stage to its last, and one that is taken up again."""
+
+import pytest
+
+from fp8dash.choose.records import (
+    Measurement,
+    NeedleCell,
+    Progress,
+    Request,
+    StageResult,
+    Window,
+)
+from fp8dash.errors import CorpusError, InvalidChoice
+from fp8dash.pipeline import run_stages
+
+SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1, 4), "needle_lengths": (700,), "needle_depths": (0, 100)}
+
+
+@pytest.fixture
+def request_(tiny, corpus_file):
+    return Request(model=str(tiny), recipe="FP8_DYNAMIC", corpus=str(corpus_file), backend="emulated", **SMALL)
+
+
+def results(request, done, cache):
+    return {item.stage: item for item in run_stages(request, frozenset(done), cache) if isinstance(item, StageResult)}
+
+
+def test_a_run_yields_each_stage_once_with_its_rows_and_facts(request_, tmp_path):
+    items = list(run_stages(request_, frozenset(), tmp_path))
+    stages = [item.stage for item in items if isinstance(item, StageResult)]
+    assert stages == ["load", "baseline", "quantize", "gemm", "perplexity", "needle"]
+    assert all(0 <= item.share <= 1 for item in items if isinstance(item, Progress))
+    by_stage = {item.stage: item for item in items if isinstance(item, StageResult)}
+    facts = by_stage["load"].facts
+    assert len(facts["model_hash"]) == len(facts["corpus_hash"]) == 64 and facts["versions"]["torch"]
+    assert by_stage["quantize"].facts["backend"] == "emulated"
+    assert sum(isinstance(row, Window) for row in by_stage["perplexity"].rows) == 4
+    assert sum(isinstance(row, NeedleCell) for row in by_stage["needle"].rows) == 2
+
+
+def test_a_result_survives_its_json_form(request_, tmp_path):
+    for result in results(request_, (), tmp_path).values():
+        assert StageResult.from_json(result.to_json()) == result
+    odd = StageResult(
+        "x", 1.0, (Measurement("a", float("inf"), "", "", "", ""), Measurement("b", None, "", "", "", ""))
+    )
+    assert StageResult.from_json(odd.to_json()) == odd
+
+
+def test_a_run_taken_up_again_measures_only_what_is_left(request_, tmp_path):
+    whole = results(request_, (), tmp_path)
+    rest = results(request_, ("load", "baseline", "quantize", "gemm", "perplexity"), tmp_path)
+    assert list(rest) == ["needle"] and rest["needle"].rows == whole["needle"].rows
+    assert results(request_, whole, tmp_path) == {}
+
+
+def test_measures_may_be_left_out(request_, tmp_path):
+    import dataclasses
+
+    found = results(dataclasses.replace(request_, measures=("gemm",)), (), tmp_path)
+    assert list(found) == ["load", "baseline", "quantize", "gemm"] and not found["baseline"].rows
+    assert not (tmp_path / "baselines").exists()
+
+
+def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_path):
+    import dataclasses
+
+    for change, error, said in (
+        ({"needle_lengths": (4096,)}, CorpusError, "exceed the model's context"),
+        ({"window_length": 4096}, CorpusError, "exceed the model's context"),
+        ({"recipe": "w=fp8/row"}, InvalidChoice, "not a format"),
+        ({"corpus": "/none.txt"}, CorpusError, "cannot be read"),
+    ):
+        seen = []
+        with pytest.raises(error, match=said):
+            seen += run_stages(dataclasses.replace(request_, **change), frozenset(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": " "}, "No model is named"),
+        ({"corpus": ""}, "No corpus is named"),
+        ({"backend": "gpu"}, "not a backend"),
+        ({"haystack": "hay"}, "not a haystack"),
+        ({"measures": ("speed",)}, "not a measure"),
+        ({"device": "tpu"}, "not a device"),
+        ({"windows": 0}, "out of range"),
+        ({"gemm_m": ()}, "No GEMM M is given"),
+        ({"needle_depths": (101,)}, "out of range"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_with_what_to_change(change, said):
+    with pytest.raises(InvalidChoice, match=said):
+        Request(**change).checked()
+
+
+def test_a_request_of_a_newer_version_is_refused():
+    with pytest.raises(InvalidChoice, match="newer version"):
+        Request.from_json({"model": "demo", "accumulator": "fp22"})

@@ -1,0 +1,131 @@
+"""Standings, comparisons and exports from stored rows."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from sqlalchemy import insert, update
+
+from db.store import ROW_TABLES, row_values
+from db.tables import RunTable
+from fp8dash import report
+from fp8dash.choose.records import Measurement, NeedleCell, Request, Window
+from fp8dash.errors import InvalidChoice
+
+MEASURED = {"ppl": 15.0, "kld": 0.03, "top1": 0.9, "ln_ppl_diff": 0.02, "needle": 1.0, "gemm_speedup": 1.5,
+            "ln_ppl_diff_low": 0.01, "ln_ppl_diff_high": 0.03, "bits_per_weight": 8.0, "coverage": 0.8}  # fmt: skip
+
+
+def finished(store, recipe, *, windows=(), cells=(), owner="me", backend="emulated", state="finished", **values):
+    """A run as a worker would have left it."""
+    run_id, _ = store.add_run(Request(recipe=recipe), owner=owner)
+    backend = "baseline" if recipe == "BF16" else backend
+    rows = [Measurement(k, v, "", "", "method", backend) for k, v in (MEASURED | values).items()]
+    rows += [Window(i, 511, nll, 2.5, kld, 0.9) for i, (nll, kld) in enumerate(windows)] + list(cells)
+    with store.session() as session:
+        for row in rows:
+            session.execute(insert(ROW_TABLES[type(row)]).values(row_values(run_id, "stage", row)))
+        change = {
+            "state": state,
+            "request_key": None,
+            "backend": backend,
+            "device": "CPU",
+            "model_hash": "m",
+            "corpus_hash": "c",
+        }
+        session.execute(update(RunTable).where(RunTable.id == run_id).values(change))
+    return run_id
+
+
+def test_standings_rank_by_divergence_within_a_group_and_backend_and_missing_never_wins(store):
+    base = finished(store, "BF16", kld=0.0)
+    good, bad = finished(store, "FP8_BLOCK", kld=0.02), finished(store, "FP8_TENSOR", kld=0.04)
+    tied = finished(store, "MXFP8", kld=0.02)
+    native = finished(store, "FP8_DYNAMIC", kld=0.01, backend="native")
+    odd, missing = finished(store, "INT8", kld=math.nan), finished(store, "FP8_E5M2", kld=None)
+    ranks = {row.run: row.rank for row in report.standings(store)}
+    assert ranks == {base: None, good: 1, tied: 1, bad: 3, native: 1, odd: None, missing: None}
+    assert [row.run for row in report.standings(store)][-2:] != [good, bad]
+    assert not {odd, missing} & {row.run for row in report.front(report.standings(store))}
+
+
+def test_unfinished_runs_are_not_standing_unless_asked_for(store):
+    failed = finished(store, "FP8_BLOCK", state="failed")
+    assert report.standings(store) == []
+    assert [row.run for row in report.standings(store, states=("failed",))] == [failed]
+
+
+def test_json_has_every_promised_key_and_no_nan(store):
+    finished(store, "FP8_BLOCK", kld=math.inf)
+    (row,) = json.loads(report.to_json(report.standings(store)))
+    promised = (
+        "run, model, recipe, preset, state, owner, backend, device, ppl, ln_ppl_diff, ln_ppl_diff_low, "
+        "ln_ppl_diff_high, kld, top1, needle, gemm_speedup, bits_per_weight, coverage"
+    )
+    assert set(promised.split(", ")) <= set(row) and row["kld"] is None
+    assert row["recipe"] == "w=e4m3fn/128x128 a=e4m3fn/1x128"
+
+
+def test_the_csv_has_the_same_columns_and_runs_no_formula(store):
+    finished(store, "FP8_BLOCK", owner='=HYPERLINK("http://x";"y")', kld=0.0235, ln_ppl_diff=-0.001)
+    rows = report.standings(store)
+    (read,) = csv.DictReader(io.StringIO(report.to_csv(rows)))
+    assert list(read) == list(json.loads(report.to_json(rows))[0])
+    assert float(read["kld"]) == 0.0235 and float(read["ln_ppl_diff"]) == -0.001
+    assert read["owner"].startswith("'=")
+
+
+def test_markdown_is_a_table_whatever_the_names_hold(store):
+    finished(store, "w=e4m3fn/row skip=*.a[!b]", ln_ppl_diff=-0.0123)
+    text = report.to_markdown(report.standings(store))
+    widths = {line.replace("\\|", "").count("|") for line in text.splitlines()}
+    assert len(widths) == 1 and "−0.0123" in text
+
+
+def windows(shift, spread=0.001, kld=0.02):
+    return [(2.5 + shift + spread * (-1) ** i, kld + spread * (-1) ** i) for i in range(8)]
+
+
+def test_a_comparison_marks_the_better_and_says_when_it_is_a_tie(store):
+    a = finished(store, "FP8_BLOCK", windows=windows(0.02, kld=0.020), kld=0.020, ppl=15.0)
+    b = finished(store, "FP8_TENSOR", windows=windows(0.05, kld=0.040), kld=0.040, ppl=16.0, gemm_speedup=1.49)
+    c = finished(
+        store, "MXFP8", windows=windows(0.0201, spread=0.01, kld=0.0202), kld=0.0202, ppl=15.001, gemm_speedup=None
+    )
+    found = report.comparison(store, [a, b, c])
+    verdicts = {v.metric.name: v for v in found.verdicts}
+    assert verdicts["kld"].best == (0, 2) and verdicts["kld"].note == "tied"
+    assert verdicts["ppl"].best == (0, 2)
+    assert verdicts["gemm_speedup"].best == (0, 1)  # within timing noise; the third was not measured
+    assert found.unlike == ()
+    assert {v.metric.name for v in found.verdicts} == set(report.METRICS)
+
+
+def test_needles_are_compared_cell_by_cell(store):
+    def cells(hits):
+        return [NeedleCell(256, d, float(d < hits), 250, "1", "1") for d in range(10)]
+
+    a = finished(store, "FP8_BLOCK", cells=cells(10), needle=1.0)
+    b = finished(store, "FP8_TENSOR", cells=cells(9), needle=0.9)
+    c = finished(store, "MXFP8", cells=cells(0), needle=0.0)
+    best = {v.metric.name: v.best for v in report.comparison(store, [a, b, c]).verdicts}
+    assert best["needle"] == (0, 1)  # one cell in ten is chance, ten are not
+
+
+def test_unlike_runs_are_compared_with_the_difference_named(store):
+    a = finished(store, "FP8_BLOCK")
+    b = finished(store, "FP8_DYNAMIC", backend="native")
+    assert report.comparison(store, [a, b]).unlike == ("Different backends: emulated, native.",)
+
+
+def test_too_few_too_many_or_unknown_runs_are_refused(store):
+    a = finished(store, "FP8_BLOCK")
+    for ids, said in (
+        ([a], "choose two to six"),
+        ([a] * 7, "choose two to six"),
+        ([a, "nope"], "There is no run nope"),
+    ):
+        with pytest.raises(InvalidChoice, match=said):
+            report.comparison(store, ids)
