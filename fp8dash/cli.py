@@ -60,10 +60,9 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _work(options: argparse.Namespace) -> int:
-    from jobs.worker import main as work
+    from jobs.worker import process
 
-    work(options.slot)
-    return 0
+    process(options.slot)
 
 
 def _submit(options: argparse.Namespace) -> int:

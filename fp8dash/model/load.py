@@ -84,15 +84,16 @@ def load(folder: Path, device: torch.device) -> LoadedModel:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPE, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
-            device_map={"": device} if device.type == "cuda" else None,
+        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPE, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            output_loading_info=True, device_map={"": device} if device.type == "cuda" else None,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ModelError(f"{folder} cannot be loaded as a language model: {str(error).splitlines()[0]}") from error
+    model, report = loaded
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelError(f"{folder} lacks weights that its config asks for ({', '.join(missing[:3])}): fetch it anew.")
-    model.requires_grad_(False).eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(False).eval()
     context = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     return LoadedModel(model, tokenizer, folder, content_hash(folder), context)
 

@@ -5,10 +5,12 @@ zeros gives zeros. NaN and infinity are refused by `quantize` and stay loud (NaN
 for the device; whoever measures checks its result.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fp8dash.choose.formats import FloatFormat, Format
 from fp8dash.choose.recipe import Cast
@@ -17,6 +19,7 @@ from fp8dash.errors import NotFinite
 
 DTYPES = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny  # a subnormal scale would lose bits of its own
+BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}  # elements cast at a time
 FRACTION, EXPONENT = 0x007FFFFF, 0x7F800000  # fields of a float32
 
 
@@ -40,7 +43,12 @@ def quantize(x: Tensor, cast: Cast) -> Quantized:
 def codes_of(x: Tensor, cast: Cast) -> Quantized:
     """As `quantize`, without waiting for the device to say whether x is finite: scales are NaN where it is not."""
     scales = scales_of(x, cast)
-    return Quantized(encode(_scaled(x, scales, cast), cast.format), scales, cast)
+    codes = torch.empty_like(x, dtype=DTYPES[cast.format.name])
+    for rows, block, factors in _blocks(x, scales, cast.tile):
+        scaled = _scaled(block, factors, cast.format)
+        scaled = scaled if isinstance(cast.format, FloatFormat) else scaled.round_()
+        codes[rows] = _untiled(scaled, x.shape[1])
+    return Quantized(codes, scales, cast)
 
 
 def dequantize(q: Quantized) -> Tensor:
@@ -50,9 +58,11 @@ def dequantize(q: Quantized) -> Tensor:
 
 def round_trip(x: Tensor, cast: Cast) -> Tensor:
     """A [rows, cols] tensor cast and decoded, in its own dtype: the values of `dequantize(quantize(x))`, faster."""
-    scales = scales_of(x, cast)
-    values = to_grid(_scaled(x, scales, cast), cast.format)
-    return values.mul_(spread(scales, cast.tile, *x.shape)).to(x.dtype)
+    scales, out = scales_of(x, cast), torch.empty_like(x)
+    for rows, block, factors in _blocks(x, scales, cast.tile):
+        values = to_grid(_scaled(block, factors, cast.format), cast.format).mul_(factors)
+        out[rows] = _untiled(values, x.shape[1])
+    return out
 
 
 def scales_of(x: Tensor, cast: Cast) -> Tensor:
@@ -61,12 +71,13 @@ def scales_of(x: Tensor, cast: Cast) -> Tensor:
 
 
 def tile_amax(x: Tensor, tile: Tile) -> Tensor:
-    """Float32 largest magnitude of each tile of a [rows, cols] tensor; ragged edges are padded with zeros."""
-    rows, cols = x.shape
-    height, width = tile.rows or rows, tile.cols or cols
-    magnitudes = torch.nn.functional.pad(x.abs(), (0, -cols % width, 0, -rows % height))
-    grid = magnitudes.view(-1, height, magnitudes.shape[1] // width, width)
-    return grid.amax(dim=(1, 3)).float()
+    """Float32 largest magnitude of each tile of a [rows, cols] tensor: [grid rows, grid cols]."""
+    amax = torch.cat([_tiled(x[rows], tile).abs().amax(-1) for rows in _slices(x)])  # [rows, grid cols]
+    if tile.rows == 0:
+        amax = amax.amax(0, keepdim=True)
+    elif tile.rows > 1:
+        amax = pad(amax, (0, 0, 0, -len(amax) % tile.rows)).unflatten(0, (-1, tile.rows)).amax(1)
+    return amax.float()
 
 
 def scale_from_amax(amax: Tensor, fmt: Format, rule: ScaleRule) -> Tensor:
@@ -91,24 +102,45 @@ def to_grid(y: Tensor, fmt: Format) -> Tensor:
     return y.add_(anchor).sub_(anchor)
 
 
-def encode(y: Tensor, fmt: Format) -> Tensor:
-    """Codes of clamped float32 values, in the format's dtype."""
-    return (y if isinstance(fmt, FloatFormat) else y.round()).to(DTYPES[fmt.name])
-
-
 def spread(scales: Tensor, tile: Tile, rows: int, cols: int) -> Tensor:
     """Scales [grid rows, grid cols] in a shape that multiplies a [rows, cols] tensor."""
-    if tile.rows > 1:
-        scales = scales.repeat_interleave(tile.rows, dim=0)[:rows]
-    if tile.cols > 1:
-        scales = scales.repeat_interleave(tile.cols, dim=1)[:, :cols]
-    return scales
+    scales = _by_row(scales, tile, rows)
+    return scales.repeat_interleave(tile.cols, dim=1)[:, :cols] if tile.cols > 1 else scales
 
 
-def _scaled(x: Tensor, scales: Tensor, cast: Cast) -> Tensor:
-    """A new float32 tensor: x over its scales, clamped to the format's range."""
-    scaled = x / spread(scales, cast.tile, *x.shape)
-    return scaled.clamp_(-cast.format.max, cast.format.max)
+def _by_row(scales: Tensor, tile: Tile, rows: int) -> Tensor:
+    """Scales [grid rows, grid cols] as [rows or 1, grid cols]."""
+    return scales.repeat_interleave(tile.rows, dim=0)[:rows] if tile.rows > 1 else scales
+
+
+def _slices(x: Tensor) -> Iterator[slice]:
+    """Rows whose float32 copies stay in a CPU's cache, or small beside a GPU's memory."""
+    height = max(1, BLOCK.get(x.device.type, BLOCK["cuda"]) // x.shape[1])
+    return (slice(start, start + height) for start in range(0, len(x), height))
+
+
+def _blocks(x: Tensor, scales: Tensor, tile: Tile) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows, the tiles in them [rows, grid cols, width], and their scales [rows or 1, grid cols, 1]."""
+    factors = _by_row(scales, tile, len(x))[..., None]
+    for rows in _slices(x):
+        yield rows, _tiled(x[rows], tile), factors if len(factors) == 1 else factors[rows]
+
+
+def _tiled(x: Tensor, tile: Tile) -> Tensor:
+    """x [rows, cols] as [rows, grid cols, width]; a ragged edge is padded with zeros, which change no amax."""
+    width = tile.cols or x.shape[1]
+    ragged = -x.shape[1] % width
+    return (pad(x, (0, ragged)) if ragged else x).unflatten(1, (-1, width))
+
+
+def _untiled(x: Tensor, cols: int) -> Tensor:
+    """The inverse of `_tiled`."""
+    return x.flatten(1)[:, :cols]
+
+
+def _scaled(block: Tensor, factors: Tensor, fmt: Format) -> Tensor:
+    """A new float32 tensor: a block over its scales, clamped to the format's range."""
+    return (block / factors).clamp_(-fmt.max, fmt.max)
 
 
 def _round_up_e8m0(x: Tensor) -> Tensor:

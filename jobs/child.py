@@ -1,0 +1,198 @@
+"""A run's own process: memory is freed with it, a crash is an exit status, and cancel is a signal.
+
+The child reads its task as JSON from stdin and answers with JSON lines on an inherited pipe; what it prints goes to the
+run's log. `Child` is the worker's handle on it. Nothing here imports torch before the child is on its own.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fp8dash.choose.records import Progress, Request, StageResult
+from fp8dash.errors import Fp8dashError
+from fp8dash.places import cache_dir, log_file
+
+PROGRESS, STAGE, ERROR, END = "progress", "stage", "error", "end"
+WORKER_MARK = "FP8DASH_WORKER"  # in the environment of a child and of all that it starts: whose they are
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Child:
+    """A running child: its answers, its exit status, and the end of its whole process group."""
+
+    def __init__(self, run_id: str, header: str, task: dict[str, Any], environment: dict[str, str]) -> None:
+        """Start it. The thread that does so must outlive it: Linux ends a child with the thread that made it."""
+        answers, theirs = os.pipe()
+        log = open_log(run_id, header)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jobs.child", str(theirs), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
+            )
+        finally:
+            os.close(theirs)
+            os.close(log)
+        self.answers: BinaryIO = os.fdopen(answers, "rb")  # whoever reads it closes it
+        stdin: Any = self._process.stdin
+        with suppress(BrokenPipeError):  # it died already, which its status will say
+            stdin.write(json.dumps(task).encode())
+            stdin.close()
+
+    @property
+    def group(self) -> int:
+        """Its process group, which is also its process id."""
+        return self._process.pid
+
+    def sweep(self) -> None:
+        """Kill what a child that is over left in its group, and what would hold its end of the pipe open."""
+        if self._process.poll() is not None:
+            end_group(self.group, signal.SIGKILL)
+
+    def end(self, patience: float = 0.0) -> int:
+        """Its exit status, negative where a signal ended it, once its whole process group is gone: what does not end
+        by itself within the patience gets SIGTERM, some grace and SIGKILL. Blocks meanwhile."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        if self._process.returncode is None:
+            end_group(self.group, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_SECONDS)
+        end_group(self.group, signal.SIGKILL)  # grandchildren, or a child that catches SIGTERM
+        return self._process.wait()
+
+
+def open_log(run_id: str, header: str) -> int:
+    """A descriptor that appends to the run's log, readable by its owner alone, after one header line."""
+    log = os.open(log_file(run_id), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(log, f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {header}\n".encode())
+    return log
+
+
+def end_group(group: int, number: int) -> None:
+    """Send a signal to a process group that may be gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def end_leftovers(group: int, worker_id: str) -> None:
+    """Kill what a dead worker's child left behind. The mark in a process's environment proves that it is that
+    worker's: the group's number may have been given to somebody else since."""
+    mark = f"{WORKER_MARK}={worker_id}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(folder.name)) == group and mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def sentence(error: BaseException) -> str:
+    """What the screen says of an error: what happened and what can be done.
+
+    >>> sentence(MemoryError())
+    'The machine ran out of memory. Choose a smaller model or shorter windows, then retry: finished stages are kept.'
+    >>> sentence(KeyError("lm_head"))
+    "Internal error: KeyError: 'lm_head'. The log has the details."
+    """
+    kept = "then retry: finished stages are kept."
+    for cause in _causes(error):
+        text = str(cause)
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC or "No space left on device" in text:
+            return f"The disk is full. Free some space or set FP8DASH_DATA_DIR elsewhere, {kept}"
+        if type(cause).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
+            return f"The GPU ran out of memory. End what else uses it, or choose a smaller model, {kept}"
+        if isinstance(cause, MemoryError) or "can't allocate memory" in text or "Cannot allocate memory" in text:
+            return f"The machine ran out of memory. Choose a smaller model or shorter windows, {kept}"
+    if isinstance(error, Fp8dashError):
+        return str(error)
+    return f"Internal error: {type(error).__name__}: {error}. The log has the details."
+
+
+def died_of(status: int, attempts: int) -> str:
+    """What the screen says of a child that kept dying of signals.
+
+    >>> died_of(-9, 3)
+    'Its process was ended by SIGKILL 3 times. The kernel may have run out of memory: choose a smaller model or \
+shorter windows, or retry; finished stages are kept.'
+    """
+    name = signal.Signals(-status).name
+    return (
+        f"Its process was ended by {name} {attempts} times. The kernel may have run out of memory: choose a smaller "
+        "model or shorter windows, or retry; finished stages are kept."
+    )
+
+
+def answers_of(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answers to a task: progress and stages as they come, then the end or one error."""
+    try:
+        from fp8dash.pipeline import run_stages
+
+        for found in run_stages(Request.from_json(task["request"]), frozenset(task["done"]), cache_dir()):
+            yield {STAGE: found.to_json()} if isinstance(found, StageResult) else {PROGRESS: _progress(found)}
+        yield {END: True}
+    except Exception as error:
+        traceback.print_exc()
+        yield {ERROR: sentence(error)}
+
+
+def describe(device: str = "auto") -> dict[str, Any]:
+    """What this machine computes on."""
+    from fp8dash.model.load import find_device
+
+    found = find_device(device)
+    return {
+        "kind": found.kind,
+        "name": found.label,
+        "capability": list(found.capability),
+        "memory_bytes": found.memory_bytes,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the task on stdin over the pipe of the first argument; the second is the worker's process id."""
+    if arguments == ["--describe"]:
+        print(json.dumps(describe()))
+        return 0
+    channel, worker = int(arguments[0]), int(arguments[1])
+    os.set_inheritable(channel, False)  # else a grandchild would hold the pipe open
+    _die_with(worker)
+    with os.fdopen(channel, "w", encoding="utf-8") as pipe:
+        for answer in answers_of(json.load(sys.stdin)):
+            print(json.dumps(answer), file=pipe, flush=True)
+    return 0 if END in answer else 1
+
+
+def _progress(progress: Progress) -> dict[str, Any]:
+    return {"stage": progress.stage, "done": progress.done, "total": progress.total, "message": progress.message}
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _die_with(worker: int) -> None:
+    """Let the kernel kill this process when its worker dies, however that happens; Linux alone can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != worker:  # it died before the line above
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
