@@ -84,7 +84,7 @@ def load(folder: Path, device: torch.device) -> LoadedModel:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPE, local_files_only=True, trust_remote_code=False, use_safetensors=True,
             output_loading_info=True, device_map={"": device} if device.type == "cuda" else None,
         )  # fmt: skip

@@ -76,7 +76,7 @@ def tile_amax(x: Tensor, tile: Tile) -> Tensor:
     if tile.rows == 0:
         amax = amax.amax(0, keepdim=True)
     elif tile.rows > 1:
-        amax = pad(amax, (0, 0, 0, -len(amax) % tile.rows)).unflatten(0, (-1, tile.rows)).amax(1)
+        amax = pad(amax, (0, 0, 0, -len(amax) % tile.rows)).reshape(-1, tile.rows, amax.shape[1]).amax(1)
     return amax.float()
 
 
@@ -130,7 +130,7 @@ def _tiled(x: Tensor, tile: Tile) -> Tensor:
     """x [rows, cols] as [rows, grid cols, width]; a ragged edge is padded with zeros, which change no amax."""
     width = tile.cols or x.shape[1]
     ragged = -x.shape[1] % width
-    return (pad(x, (0, ragged)) if ragged else x).unflatten(1, (-1, width))
+    return (pad(x, (0, ragged)) if ragged else x).reshape(len(x), -1, width)
 
 
 def _untiled(x: Tensor, cols: int) -> Tensor:
