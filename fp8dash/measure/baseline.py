@@ -110,9 +110,10 @@ def _digest(baseline: Baseline) -> str:
 def _score(head: nn.Module, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """NLL, log-sum and likeliest token of each row, on the CPU."""
     logits = head(hidden).float()
-    log_sum = torch.logsumexp(logits, dim=-1)
-    truth = logits.gather(-1, targets.to(logits.device)[:, None])[:, 0]
-    return (log_sum - truth).cpu(), log_sum.cpu(), logits.argmax(-1).cpu()
+    top = logits.argmax(-1, keepdim=True)
+    peak, truth = logits.gather(-1, top), logits.gather(-1, targets.to(logits.device)[:, None])
+    log_sum = logits.sub_(peak).exp_().sum(-1, keepdim=True).log_().add_(peak)  # as the scorer does, to the bit
+    return tuple(column[:, 0].cpu() for column in (log_sum - truth, log_sum, top))
 
 
 @torch.no_grad()

@@ -31,40 +31,55 @@ def perplexity(
 ) -> Iterator[Progress | Window | Measurement]:
     """Progress and a Window for each of [count, L] token ids, then the run's measurements; raises NotFinite."""
     found: list[Window] = []
+    scorer = _Scorer(model.get_output_embeddings(), base_head, baseline, model.device)
     for index, ids in enumerate(windows):
         yield Progress("perplexity", index, len(windows), f"window {index + 1} of {len(windows)}")
         hidden = hidden_states(model, ids[None])
-        scores = _window_scores(model.get_output_embeddings(), base_head, hidden, ids[1:], baseline, index)
-        found.append(_window(index, scores, baseline.nll[index]))
+        found.append(_window(index, scorer.window(index, hidden, ids[1:]), baseline.nll[index]))
         yield found[-1]
     yield from _measurements(found, backend, seed)
 
 
-def _window_scores(
-    head: nn.Module, base_head: nn.Module, hidden: Tensor, targets: Tensor, baseline: Baseline, index: int
-) -> Scores:
-    parts = []
-    for start in range(0, len(hidden), CHUNK):
-        rows = slice(start, start + CHUNK)
-        base = (baseline.hidden[index, rows], baseline.log_sum[index, rows], baseline.top[index, rows])
-        parts.append(_chunk_scores(head, base_head, hidden[rows], targets[rows], *base))
-    return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+class _Scorer:
+    """Scores windows against a baseline, chunk by chunk in three float32 blocks [CHUNK, vocabulary] of its own.
 
+    Blocks made anew for each chunk would cost as much as the arithmetic: the kernel clears every page first.
+    """
 
-@torch.no_grad()
-def _chunk_scores(
-    head: nn.Module, base_head: nn.Module, hidden: Tensor, targets: Tensor,
-    base_hidden: Tensor, base_log_sum: Tensor, base_top: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """NLL, KLD and agreement of each row, float64 and on the CPU."""
-    device = hidden.device
-    ours, theirs = head(hidden).float(), base_head(base_hidden.to(device)).float()
-    log_sum, their_log_sum = torch.logsumexp(ours, dim=-1), base_log_sum.to(device)
-    nll = log_sum - ours.gather(-1, targets.to(device)[:, None])[:, 0]
-    agrees = ours.argmax(-1) == base_top.to(device)  # ties go to the lower token id, on both sides
-    chances = (theirs - their_log_sum[:, None]).exp_()
-    kld = torch.linalg.vecdot(chances, theirs.sub_(ours)) + log_sum - their_log_sum
-    return nll.double().cpu(), kld.double().cpu(), agrees.double().cpu()
+    def __init__(self, head: nn.Module, base_head: nn.Module, baseline: Baseline, device: torch.device) -> None:
+        """Takes the cast model's head and the head as it was before casting."""
+        self._head, self._base_head, self._baseline, self._device = head, base_head, baseline, device
+        self._blocks: list[Tensor] = []
+
+    @torch.no_grad()
+    def window(self, index: int, hidden: Tensor, targets: Tensor) -> Scores:
+        """The scores of one window's hidden states [L - 1, hidden] and next tokens [L - 1]."""
+        starts = range(0, len(hidden), CHUNK)
+        parts = [self._chunk(index, slice(i, min(i + CHUNK, len(hidden))), hidden, targets) for i in starts]
+        return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _chunk(self, index: int, rows: slice, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """NLL, KLD and agreement of some rows, float64 and on the CPU."""
+        base = self._baseline
+        log_sum = base.log_sum[index, rows].to(self._device)[:, None]
+        logits = self._head(hidden[rows])
+        theirs = self._base_head(base.hidden[index, rows].to(self._device))
+        a, b, c = self._blocks_for(logits)
+        ours, theirs = a.copy_(logits), b.copy_(theirs)
+        top = ours.argmax(-1, keepdim=True)  # ties go to the lower token id, on both sides
+        peak, truth = ours.gather(-1, top), ours.gather(-1, targets[rows].to(self._device)[:, None])
+        chances = torch.sub(theirs, log_sum, out=c).exp_()
+        divergence = torch.linalg.vecdot(chances, theirs.sub_(ours))[:, None]
+        own_sum = ours.sub_(peak).exp_().sum(-1, keepdim=True).log_().add_(peak)
+        agrees = top.cpu() == base.top[index, rows, None]
+        columns = (own_sum - truth, divergence + own_sum - log_sum, agrees)
+        return tuple(column[:, 0].double().cpu() for column in columns)  # type: ignore[return-value]
+
+    def _blocks_for(self, logits: Tensor) -> list[Tensor]:
+        if not self._blocks:
+            shape = (CHUNK, logits.shape[-1])
+            self._blocks = [torch.empty(shape, dtype=torch.float32, device=self._device) for _ in range(3)]
+        return [block[: len(logits)] for block in self._blocks]
 
 
 def _window(index: int, scores: Scores, baseline_nll: Tensor) -> Window:

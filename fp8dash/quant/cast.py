@@ -19,7 +19,7 @@ from fp8dash.errors import NotFinite
 
 DTYPES = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny  # a subnormal scale would lose bits of its own
-BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}  # elements cast at a time
+BLOCK = {"cpu": 1 << 19, "cuda": 1 << 26}  # elements cast at a time
 FRACTION, EXPONENT = 0x007FFFFF, 0x7F800000  # fields of a float32
 
 
