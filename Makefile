@@ -1,5 +1,6 @@
 # make demo: measure eight recipes on a small real model, then serve the result (SERVE=0: end after the study)
 # make run: serve what is there, with a worker · make test: every check · make bench: speed, as ratios within one run
+# make shots: the README's pictures, from the dashboard that serves on PORT
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ bench: $(VENV)/app
 	$(BIN)/python -m tests.bench
 
 shots: $(VENV)/dev
-	$(BIN)/python -m tests.e2e.shots
+	$(BIN)/python -m tests.e2e.shots http://127.0.0.1:$(PORT) .images
 
 clean:
 	rm -rf $(VENV)
