@@ -1,0 +1,503 @@
+"""Rows to plotly figures: pure functions, no streamlit, no database. The only importer of plotly.
+
+One encoding everywhere: colour = tile (Okabe-Ito), symbol = format, filled = native, hollow = emulated, grey =
+baseline.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from fp8dash.choose.recipe import Cast, parse_recipe
+from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Window
+from fp8dash.errors import InvalidChoice
+from fp8dash.report import METRICS, Metric, Standing
+from fp8dash.stats import paired_difference
+from fp8dash.ui.words import heading, powers, shown, three
+
+GREY = "#7f8c92"
+COLOURS = {
+    "tensor": "#d55e00", "row": "#0072b2", "1x128": "#cc79a7", "128x128": "#009e73", "1x32": "#e69f00",
+}  # fmt: skip
+SYMBOLS = {"e4m3fn": "circle", "e5m2": "square", "int8": "diamond"}
+TEAL = [[0.0, "#f4efe2"], [0.5, "#7fb8b0"], [1.0, "#0f6b6b"]]
+AROUND_ZERO = [[0.0, "#b2182b"], [0.5, "#f7f7f7"], [1.0, "#2166ac"]]
+INKS = {False: "#2b3b43", True: "#d3dee1"}  # text on light and on dark
+LABELLED = 8  # points that are named directly, at most
+LABEL_PIXELS, PLOT_PIXELS = 17, 280  # a label's line, and the plot's height without its margins
+SIDE_BY_SIDE = 2  # runs; more GEMM bars get a line of their own for each M
+CONFIG = {"displayModeBar": False, "displaylogo": False, "scrollZoom": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a run is drawn."""
+
+    colour: str
+    symbol: str
+
+
+def tile_colour(name: str) -> str:
+    """The colour of a tile; grey for one that is unknown here."""
+    return COLOURS.get(name, GREY)
+
+
+def look(recipe: str, backend: str | None) -> Look:
+    """How a run of this recipe is drawn.
+
+    >>> look("w=e5m2/row a=e5m2/row", "emulated")
+    Look(colour='#0072b2', symbol='square-open')
+    """
+    cast = _main_cast(recipe)
+    if cast is None:
+        return Look(GREY, "x")
+    symbol = SYMBOLS.get(cast.format.name, "cross")
+    return Look(tile_colour(cast.tile.name), symbol if backend == "native" else f"{symbol}-open")
+
+
+def quality_scatter(
+    rows: Sequence[Standing],
+    x: Metric,
+    *,
+    front: Collection[str],
+    intervals: Mapping[str, tuple[float, float]],
+) -> go.Figure:
+    """KLD on a log axis against a second metric, the Pareto front drawn through, the baseline as a grey line."""
+    figure = go.Figure()
+    points = [row for row in rows if _drawable(row, x)]
+    best = sorted((row for row in points if row.run in front), key=lambda row: _x(row, x))
+    figure.add_scatter(
+        x=[_x(row, x) for row in best], y=[row.kld for row in best], mode="lines", name="Pareto front",
+        line={"color": GREY, "width": 1.5, "dash": "dot"}, hoverinfo="skip",
+    )  # fmt: skip
+    for row in points:
+        figure.add_trace(_point(row, x, intervals.get(row.run)))
+    _legend(figure, points)
+    _baseline_line(figure, rows, points, x)
+    if points and len(points) <= LABELLED:
+        _label(figure, points, x, _y_range(points, intervals) or [0.0, 1.0])
+    figure.update_xaxes(title=heading(x), range=_x_range(points, x), zeroline=False)
+    span = _y_range(points, intervals)
+    figure.update_yaxes(title="KLD from BF16 (nats, log)", type="log", range=span, **_log_ticks(span))
+    _better(figure, right=x.better == "higher")
+    return _dressed(figure, PLOT_PIXELS + 114, bottom=80)
+
+
+def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Look]) -> go.Figure:
+    """Time of all the model's Linears at each M: BF16 beside cast + multiply, where a native kernel is legal."""
+    sizes = sorted({point.m for found in points.values() for point in found})
+    stacked = len(points) > SIDE_BY_SIDE  # else the names under the bars would lie on each other
+    titles = [f"M = {m} tokens" for m in sizes]
+    shape = {"rows": max(1, len(sizes)), "cols": 1} if stacked else {"rows": 1, "cols": max(1, len(sizes))}
+    figure = make_subplots(**shape, subplot_titles=titles, vertical_spacing=0.14 if stacked else None)
+    for index, m in enumerate(sizes, start=1):
+        panel = {"row": index, "col": 1} if stacked else {"row": 1, "col": index}
+        runs = {name: [point for point in found if point.m == m] for name, found in points.items()}
+        for name, found in runs.items():
+            if found:
+                _gemm_pair(figure, panel, name, found, looks[name].colour)
+        top = max(map(_milliseconds, runs.values())) * 1.08
+        figure.update_yaxes(title="time (ms)" if stacked or index == 1 else None, range=[0, top or 1], **panel)
+    shade = next((drawn.colour for drawn in looks.values()), GREY)
+    for name, colour in (("BF16", GREY), ("multiply", shade), ("cast the activations", shade)):
+        pattern = {"shape": "/", "fgcolor": shade, "bgcolor": "rgba(0,0,0,0)"} if name.startswith("cast") else None
+        figure.add_bar(x=[None], y=[None], name=name, marker={"color": colour, "pattern": pattern}, row=1, col=1)
+    figure.update_xaxes(tickangle=0)
+    figure.update_layout(barmode="stack", bargap=0.25, bargroupgap=0.05)
+    return _dressed(figure, 210 * len(sizes) + 90 if stacked else 380, bottom=85)
+
+
+def needle_maps(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
+    """Each run's retrieval score by length and depth, the number in each cell."""
+    return _maps({name: _scores(found) for name, found in cells.items()}, TEAL, 0.0, 1.0, share_text)
+
+
+def needle_differences(cells: Mapping[str, Sequence[NeedleCell]], baseline: Sequence[NeedleCell]) -> go.Figure:
+    """Each run's score minus the baseline's, on a scale centred at zero; cells that only one has are left out."""
+    base = _scores(baseline)
+    grids = {
+        name: {key: score - base[key] for key, score in _scores(found).items() if key in base}
+        for name, found in cells.items()
+    }
+    return _maps(grids, AROUND_ZERO, -1.0, 1.0, _signed_share)
+
+
+def window_differences(windows: Mapping[str, Sequence[Window]], looks: Mapping[str, Look], field: str) -> go.Figure:
+    """Each window's KLD, or its ln PPL minus the baseline's, with each run's mean and 95 % interval at the left."""
+    figure = go.Figure()
+    for place, (name, found) in enumerate(windows.items()):
+        ys = [w.kld if field == "kld" else w.nll - w.baseline_nll for w in found]
+        if not ys:
+            continue
+        drawn = looks[name]
+        figure.add_scatter(
+            x=[w.index for w in found], y=ys, name=name, mode="lines+markers", line={"color": drawn.colour, "width": 1},
+            marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
+            hovertemplate="window %{x}: %{y:.4f} nats",
+        )  # fmt: skip
+        mean = paired_difference(ys, [0.0] * len(ys))
+        figure.add_scatter(
+            x=[-1.2 - 0.35 * place], y=[mean.mean], mode="markers", showlegend=False, name=f"{name}, mean",
+            marker={"color": drawn.colour, "size": 9, "symbol": "line-ew", "line": {"width": 3, "color": drawn.colour}},
+            error_y=_error(mean.mean, mean.low, mean.high), hovertemplate="mean %{y:.4f} nats",
+        )  # fmt: skip
+    title = "Δ ln PPL (nats)"
+    if field == "kld":
+        span = _span([w.kld for found in windows.values() for w in found])
+        figure.update_yaxes(type="log", range=span, **_log_ticks(span))
+        title = "KLD (nats, log)"
+    else:
+        figure.add_hline(y=0, line={"color": GREY, "width": 1})
+    count = max((len(found) for found in windows.values()), default=1)
+    figure.update_xaxes(title="window (means with 95 % interval at the left)", tickvals=_ticks(count), zeroline=False)
+    figure.update_yaxes(title=f"{title}, lower is better", zeroline=False)
+    return _dressed(figure, 360, bottom=100)
+
+
+def layer_map(layers: Sequence[Layer]) -> go.Figure:
+    """Weight SQNR of every cast layer: blocks downwards, projections rightwards."""
+    found = {_place(layer.name): layer for layer in layers if layer.sqnr_db is not None}
+    parts = list(dict.fromkeys(part for _, part in found))
+    blocks = sorted({block for block, _ in found})
+    figure = go.Figure(
+        go.Heatmap(
+            z=[[found[b, p].sqnr_db if (b, p) in found else None for p in parts] for b in blocks],
+            x=[_short(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
+            colorscale=TEAL, colorbar={"title": "dB", "thickness": 12, "outlinewidth": 0}, xgap=2, ygap=1,
+            hovertemplate="block %{y} %{x}: %{z:.1f} dB<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.update_yaxes(title="block", autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
+    figure.update_xaxes(side="top")
+    return _dressed(figure, max(220, 15 * len(blocks) + 80), top=40, bottom=20)
+
+
+def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
+    """Weight SQNR of the same projection in every block, one small panel a projection, one line a run."""
+    named = {name: [layer for layer in found if layer.sqnr_db is not None] for name, found in layers.items()}
+    parts = list(dict.fromkeys(_place(layer.name)[1] for found in named.values() for layer in found))[:8]
+    columns = min(4, max(1, len(parts)))
+    figure = make_subplots(
+        rows=max(1, math.ceil(len(parts) / columns)), cols=columns, shared_yaxes="all", shared_xaxes=True,
+        subplot_titles=[_short(part) for part in parts], vertical_spacing=0.16, horizontal_spacing=0.02,
+    )  # fmt: skip
+    for i, part in enumerate(parts):
+        for name, found in named.items():
+            here = sorted((_place(layer.name)[0], layer.sqnr_db) for layer in found if _place(layer.name)[1] == part)
+            figure.add_scatter(
+                x=[block for block, _ in here], y=[sqnr for _, sqnr in here], mode="lines", name=name,
+                line={"color": looks[name].colour, "width": 1.8, "dash": _dash(looks[name].symbol)}, legendgroup=name,
+                showlegend=i == 0, row=i // columns + 1, col=i % columns + 1,
+                hovertemplate="block %{x}: %{y:.1f} dB",
+            )  # fmt: skip
+    figure.update_yaxes(title="SQNR (dB)", col=1)
+    figure.update_xaxes(tickformat="d", nticks=5)
+    figure.update_xaxes(title="block", row=math.ceil(len(parts) / columns) or 1)
+    return _dressed(figure, 420, top=40, bottom=100)
+
+
+def inked(figure: go.Figure, *, dark: bool) -> go.Figure:
+    """The figure with its text in the theme's ink; text that has a colour of its own keeps it."""
+    ink = INKS[dark]
+    figure.update_layout(font_color=ink, legend_font_color=ink)
+    figure.update_xaxes(title_font_color=ink, tickfont_color=ink)
+    figure.update_yaxes(title_font_color=ink, tickfont_color=ink)
+    for annotation in figure.layout.annotations:
+        if annotation.font.color is None:
+            annotation.font.color = ink
+    return figure
+
+
+def share_text(value: float) -> str:
+    """A share in a cell.
+
+    >>> share_text(1.0), share_text(0.333)
+    ('1', '0.33')
+    """
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value not in (0, 1) else f"{value:.0f}"
+
+
+def _signed_share(value: float) -> str:
+    return share_text(value) if value == 0 else f"{'+' if value > 0 else '−'}{share_text(abs(value))}"
+
+
+def _main_cast(recipe: str) -> Cast | None:
+    try:
+        found = parse_recipe(recipe)
+    except InvalidChoice:  # written by another version: drawn grey
+        return None
+    return found.weights or found.activations
+
+
+def _drawable(row: Standing, x: Metric) -> bool:
+    values = (row.kld, getattr(row, x.name))
+    return not row.is_baseline and all(v is not None and math.isfinite(v) for v in values) and (row.kld or 0) > 0
+
+
+def _x(row: Standing, x: Metric) -> float:
+    value = float(getattr(row, x.name))
+    return value / 1e6 if x.name == "model_bytes" else value
+
+
+def _point(row: Standing, x: Metric, spread: tuple[float, float] | None) -> go.Scatter:
+    drawn = look(row.recipe, row.backend)
+    kld = row.kld or 0.0
+    said = [
+        f"{heading(METRICS[m])} {shown(METRICS[m], getattr(row, m))}"
+        for m in ("kld", "gemm_speedup", "bits_per_weight")
+    ]
+    said.insert(
+        1, f"95 % interval [{three(spread[0])}, {three(spread[1])}]" if spread else "no interval: too few windows"
+    )
+    hover = "<br>".join(
+        [f"<b>{_html(row.name)}</b>", _html(row.recipe), *said, f"{row.backend} on {_html(str(row.device))}"]
+    )
+    return go.Scatter(
+        x=[_x(row, x)],
+        y=[kld],
+        mode="markers",
+        showlegend=False,
+        customdata=[row.run],
+        name=_html(row.name),
+        marker={
+            "symbol": drawn.symbol,
+            "size": 13,
+            "color": drawn.colour,
+            "line": {"width": 2.5 if "open" in drawn.symbol else 1},
+        },
+        error_y=_error(kld, *spread) if spread else None,
+        hovertemplate=hover + "<extra></extra>",
+    )
+
+
+def _error(mean: float, low: float | None, high: float | None) -> dict[str, object]:
+    if low is None or high is None:
+        return {"visible": False}
+    return {"array": [high - mean], "arrayminus": [mean - low], "thickness": 1.2, "width": 4}
+
+
+def _legend(figure: go.Figure, points: Sequence[Standing]) -> None:
+    casts = [cast for cast in (_main_cast(row.recipe) for row in points) if cast]
+    for tile in dict.fromkeys(cast.tile.name for cast in casts):
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=f"{tile}",
+            marker={"symbol": "circle", "size": 11, "color": tile_colour(tile)},
+        )
+    for name in dict.fromkeys(cast.format.name for cast in casts):
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=name,
+            marker={"symbol": SYMBOLS.get(name, "cross"), "size": 11, "color": GREY},
+        )
+    kinds = {"native": "circle", "emulated": "circle-open"}
+    for name in sorted({row.backend or "" for row in points} & set(kinds)):
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=name,
+            marker={"symbol": kinds[name], "size": 11, "color": GREY, "line": {"width": 2}},
+        )
+
+
+def _baseline_line(figure: go.Figure, rows: Sequence[Standing], points: Sequence[Standing], x: Metric) -> None:
+    at: float | None
+    if x.name == "gemm_speedup":
+        at = 1.0
+    else:
+        at = next((_x(row, x) for row in rows if row.is_baseline and getattr(row, x.name) is not None), None)
+    if at is None:
+        return
+    low, high = _x_range(points, x)
+    if low <= at <= high:
+        figure.add_vline(x=at, line={"color": GREY, "width": 1, "dash": "dash"})
+        figure.add_annotation(
+            x=at, y=0, yref="paper", text="BF16", showarrow=False, xanchor="right", yanchor="bottom", xshift=-4
+        )
+    else:  # far off: said, since a line would push all else into a corner
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            y=1,
+            yref="paper",
+            text=f"BF16: {three(at)} →",
+            showarrow=False,
+            xanchor="right",
+            yanchor="bottom",
+        )
+
+
+def _x_range(points: Sequence[Standing], x: Metric) -> list[float]:
+    """Room for the points and, at the right, for a name; 1x is always within sight on the speed axis."""
+    values = [_x(row, x) for row in points] + ([1.0] if x.name == "gemm_speedup" else [])
+    if not values:
+        return [0.0, 1.0]
+    low, high = min(values), max(values)
+    pad = max(high - low, high * 0.02) * 0.1
+    return [low - pad, high + pad * 2.5]
+
+
+def _log_ticks(span: Sequence[float] | None) -> dict[str, list[object]]:
+    """Ticks at 1, 2 and 5 of each decade, closer where that leaves fewer than three."""
+    if not span:
+        return {}
+    low, high = 10 ** span[0], 10 ** span[1]
+    decades = range(math.floor(span[0]), math.ceil(span[1]) + 1)
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [n / 10 for n in range(10, 100)]):
+        ticks = [digit * 10.0**power for power in decades for digit in digits if low <= digit * 10.0**power <= high]
+        if len(ticks) > 2:
+            break
+    return {"tickvals": list(ticks), "ticktext": [powers(f"{tick:.3g}") for tick in ticks]}
+
+
+def _y_range(points: Sequence[Standing], intervals: Mapping[str, tuple[float, float]]) -> list[float] | None:
+    return _span([row.kld or 0.0 for row in points] + [v for row in points for v in intervals.get(row.run, ())])
+
+
+def _span(values: Sequence[float]) -> list[float] | None:
+    """A log axis's range with some room; what is not positive has no place on it."""
+    known = [value for value in values if value > 0 and math.isfinite(value)]
+    return [math.log10(min(known)) - 0.18, math.log10(max(known)) + 0.18] if known else None
+
+
+def _label(figure: go.Figure, points: Sequence[Standing], x: Metric, span: Sequence[float]) -> None:
+    """Names beside the points, pushed apart where they would lie on each other."""
+    ordered = sorted(points, key=lambda row: row.kld or 0.0)
+    heights = [(math.log10(row.kld or 1.0) - span[0]) / (span[1] - span[0]) * PLOT_PIXELS for row in ordered]
+    for row, height, moved in zip(ordered, heights, _apart(heights), strict=True):
+        figure.add_annotation(
+            x=_x(row, x), y=math.log10(row.kld or 1.0), text=_html(row.name), ax=34, ay=height - moved, showarrow=True,
+            arrowhead=0, arrowwidth=0.8, arrowcolor=GREY, xanchor="left", standoff=8, font={"size": 12},
+        )  # fmt: skip
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Ascending heights moved as little as needed to stand a label's line apart.
+
+    >>> _apart([0.0, 2.0, 100.0])
+    [-7.5, 9.5, 100.0]
+    """
+    groups: list[list[float]] = []  # [sum of wished places of the first, count]
+    for height in heights:
+        groups.append([height, 1.0])
+        while (
+            len(groups) > 1
+            and groups[-2][0] / groups[-2][1] + groups[-2][1] * LABEL_PIXELS > groups[-1][0] / groups[-1][1]
+        ):
+            total, count = groups.pop()
+            groups[-1] = [groups[-1][0] + total - count * groups[-1][1] * LABEL_PIXELS, groups[-1][1] + count]
+    return [total / count + i * LABEL_PIXELS for total, count in groups for i in range(int(count))]
+
+
+def _better(figure: go.Figure, *, right: bool) -> None:
+    corner = {"x": 1.0, "xanchor": "right"} if right else {"x": 0.0, "xanchor": "left"}
+    text = "better ↘" if right else "↙ better"
+    figure.add_annotation(
+        y=1.0, yref="paper", xref="paper", yanchor="bottom", text=text, showarrow=False, font={"color": GREY}, **corner
+    )
+
+
+def _milliseconds(points: Sequence[GemmPoint]) -> float:
+    """The longer of BF16 and cast + multiply."""
+    base = sum(p.baseline_us * p.count for p in points)
+    return max(base, sum(((p.cast_us or 0) + (p.matmul_us or 0)) * p.count for p in points)) / 1000
+
+
+def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequence[GemmPoint], colour: str) -> None:
+    """BF16's bar and, where every Linear has a kernel, a bar of multiply and cast; the ratio under the name."""
+    base = sum(p.baseline_us * p.count for p in points) / 1000
+    multiply = sum((p.matmul_us or 0) * p.count for p in points) / 1000
+    cast = sum((p.cast_us or 0) * p.count for p in points) / 1000
+    timed = all(p.matmul_us is not None for p in points) and multiply + cast > 0
+    said = f"{base / (multiply + cast):.2f}× BF16" if timed else "no native kernel"
+    place = [f"{_html(name)}<br>{said}"]
+    bars: list[tuple[str, float, str, dict[str, Any]]] = [("BF16", base, "base", {"color": GREY})]
+    if timed:
+        edge = {"color": colour, "width": 1}
+        bars.append(("multiply", multiply, "cast", {"color": colour, "line": edge}))
+        hatched = {"shape": "/", "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)"}
+        bars.append(("cast", cast, "cast", {"color": colour, "line": edge, "pattern": hatched}))
+    for what, value, group, marker in bars:
+        figure.add_bar(
+            x=place, y=[value], name=what, offsetgroup=group, marker=marker, showlegend=False, **panel,
+            hovertemplate=f"{what} %{{y:.3g}} ms<extra></extra>",
+        )  # fmt: skip
+
+
+def _scores(cells: Sequence[NeedleCell]) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], list[float]] = {}
+    for cell in cells:
+        found.setdefault((cell.length, cell.depth), []).append(cell.score)
+    return {key: sum(scores) / len(scores) for key, scores in found.items()}
+
+
+def _maps(
+    grids: Mapping[str, Mapping[tuple[int, int], float]],
+    scale: Sequence[Sequence[object]],
+    low: float,
+    high: float,
+    write: Callable[[float], str],
+) -> go.Figure:
+    figure = make_subplots(rows=1, cols=max(1, len(grids)), subplot_titles=[_html(n) for n in grids], shared_yaxes=True)
+    for column, grid in enumerate(grids.values(), start=1):
+        lengths, depths = sorted({key[0] for key in grid}), sorted({key[1] for key in grid})
+        table = [[grid.get((length, depth)) for length in lengths] for depth in depths]
+        figure.add_heatmap(
+            z=table, x=[f"{length:,}" for length in lengths], y=[f"{depth} %" for depth in depths], zmin=low, zmax=high,
+            colorscale=scale, showscale=False, xgap=3, ygap=3, row=1, col=column,
+            text=[["" if value is None else write(value) for value in line] for line in table], texttemplate="%{text}",
+            hovertemplate="length %{x} tokens, depth %{y}: %{text}<extra></extra>",
+        )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.update_yaxes(title="depth", col=1)
+    figure.update_xaxes(title="length (tokens)", type="category")
+    return _dressed(figure, 280, bottom=55)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Block and projection of a layer's name; -1 outside the blocks.
+
+    >>> _place("model.layers.3.mlp.down_proj"), _place("lm_head")
+    ((3, 'mlp.down_proj'), (-1, 'lm_head'))
+    """
+    found = re.search(r"\.(\d+)\.(.+)$", name)
+    return (int(found[1]), found[2]) if found else (-1, name)
+
+
+def _short(part: str) -> str:
+    return _html(part.rsplit(".", 1)[-1].removesuffix("_proj"))
+
+
+def _dash(symbol: str) -> str:
+    return {"square": "dash", "diamond": "dot"}.get(symbol.removesuffix("-open"), "solid")
+
+
+def _ticks(count: int) -> list[int]:
+    return list(range(0, count, max(1, count // 10)))
+
+
+def _html(text: str) -> str:
+    """Plotly draws a few HTML tags in text: none may come from a name.
+
+    >>> _html("<b>x</b>")
+    '&lt;b&gt;x&lt;/b&gt;'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60) -> go.Figure:
+    figure.update_layout(
+        height=height, margin={"l": 10, "r": 20, "t": top, "b": bottom}, hoverlabel={"align": "left"}, separators=".,",
+        legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0}, font={"size": 13},
+    )  # fmt: skip
+    return figure

@@ -1,0 +1,226 @@
+"""Two to six runs side by side: the verdict in words, every metric with its better side, and the figures behind it."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from db.store import FINISHED
+from fp8dash import report
+from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.errors import InvalidChoice
+from fp8dash.report import Comparison, Standing, Verdict
+from fp8dash.ui import charts
+from fp8dash.ui.answer import difference, verdict
+from fp8dash.ui.frame import Frame, draw, glyph, query_ids
+from fp8dash.ui.words import DASH, heading, interval, moment, plain, shown
+
+FEWEST, MOST = 2, 6
+NOTHING = "These runs share no measured number to compare"
+
+
+def page(frame: Frame) -> None:
+    """The comparison of the runs that the link names."""
+    head = st.container()
+    chosen = _chosen(frame)
+    if len(chosen) < FEWEST:
+        head.title("Choose two to six runs to compare", anchor=False)
+        head.markdown(
+            "Pick them here, or tick rows on the leaderboard. This page’s address then shows the same to anyone."
+        )
+        return
+    found = report.comparison(frame.store, chosen)
+    rows = found.standings
+    cast = [row.run for row in rows if not row.is_baseline]
+    contest = report.comparison(frame.store, cast) if FEWEST <= len(cast) < len(rows) else None
+    with head:
+        st.title(verdict(found, contest, ("kld", "gemm_speedup")) or NOTHING, anchor=False)
+        if more := verdict(found, contest, ("ln_ppl_diff", "needle", "model_bytes")):
+            st.markdown(f"{more}.")
+    for sentence in found.unlike:
+        st.warning(plain(sentence))
+    names = _names(rows)
+    _recipes(rows, names)
+    _metrics(found, contest, names)
+    _quality(frame, rows, names)
+    _needles(frame, rows, names)
+    _speed(frame, rows, names)
+    _layers(frame, rows, names)
+
+
+def _chosen(frame: Frame) -> list[str]:
+    """The runs of the link, changed by the picker."""
+    linked = query_ids("runs")
+    rows = {row.run: row for row in report.standings(frame.store)}
+    if linked and (other := [run for run in linked if run not in rows]):
+        rows |= {
+            row.run: row
+            for row in report.standings(frame.store, states=("failed", "cancelled", "running", "queued"), ids=other)
+        }
+    if missing := [run for run in linked if run not in rows]:
+        raise InvalidChoice(
+            f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
+        )
+    titles = {
+        run: f"{row.name} · {row.device or 'no device'} · {row.owner} · {moment(row.created)} · {run[:6]}"
+        for run, row in rows.items()
+    }
+    picked = st.multiselect(
+        "Runs", list(rows), default=linked[:MOST], format_func=titles.__getitem__, max_selections=MOST,
+        key=f"compare_runs_{','.join(linked)}", placeholder="two to six runs",
+    )  # fmt: skip
+    if picked != linked[:MOST]:
+        st.query_params["runs"] = ",".join(picked)
+    return picked
+
+
+def _names(rows: Sequence[Standing]) -> dict[str, str]:
+    """A name for each run, told apart where two share one."""
+    names = [row.name for row in rows]
+    return {
+        row.run: row.name if names.count(row.name) == 1 else f"{row.name} ({row.backend}, {row.run[:4]})"
+        for row in rows
+    }
+
+
+def _recipes(rows: Sequence[Standing], names: dict[str, str]) -> None:
+    for column, row in zip(st.columns(len(rows)), rows, strict=True):
+        with column, st.container(border=True, height="stretch"):
+            glyph(_parsed(row.recipe))
+            st.markdown(f"**{plain(names[row.run])}**  \n:small[{plain(row.recipe)}]")
+            state = "" if row.state == FINISHED else f" :orange-badge[{row.state}]"
+            st.caption(f"{plain(row.backend or DASH)} on {plain(row.device or DASH)}, {plain(row.owner)}{state}")
+            if row is not rows[0] and not rows[0].is_baseline:
+                st.caption(f"Against {plain(names[rows[0].run])}: {difference(rows[0], row)}.")
+
+
+def _parsed(text: str) -> Recipe:
+    try:
+        return parse_recipe(text)
+    except InvalidChoice:
+        return Recipe()
+
+
+def _metrics(found: Comparison, contest: Comparison | None, names: dict[str, str]) -> None:
+    """A row a metric, a column a run; the best in bold, ties said. The baseline is shown and not judged."""
+    judged = {v.metric.name: v for v in (contest or found).verdicts}
+    lines = ["| Metric | " + " | ".join(plain(names[row.run]) for row in found.standings) + " | Better |"]
+    lines.append("|:--|" + "--:|" * len(found.standings) + ":--|")
+    for line in found.verdicts:
+        verdict_row = judged[line.metric.name]
+        best = {(contest or found).standings[i].run for i in verdict_row.best}
+        cells = [_cell(line, row, value, best) for row, value in zip(found.standings, line.values, strict=True)]
+        lines.append(
+            f"| {heading(line.metric)} | " + " | ".join(cells) + f" | {_said(verdict_row, names, contest or found)} |"
+        )
+    st.header("Every metric", anchor=False)
+    st.markdown("\n".join(lines))
+    st.caption(
+        "Bold is better. Tied: the paired 95 % interval over windows contains zero, needles differ by chance alone "
+        "(McNemar), or speeds are within 5 %."
+    )
+
+
+def _cell(line: Verdict, row: Standing, value: float | None, best: set[str]) -> str:
+    text = shown(line.metric, value)
+    if line.metric.name == "ln_ppl_diff" and interval(row):
+        return (f"**{text}** " if row.run in best else f"{text} ") + f":small[{plain(interval(row))}]"
+    return f"**{text}**" if row.run in best else text
+
+
+def _said(row: Verdict, names: dict[str, str], found: Comparison) -> str:
+    if not row.best:
+        return plain(row.note or DASH)
+    winners = ", ".join(plain(names[found.standings[i].run]) for i in row.best)
+    return f"tied: {winners}" if len(row.best) > 1 else winners
+
+
+def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, charts.Look]:
+    return {names[row.run]: charts.look(row.recipe, row.backend) for row in rows}
+
+
+def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    windows = frame.store.windows([row.run for row in rows])
+    found = {names[row.run]: windows[row.run] for row in rows if windows[row.run] and not row.is_baseline}
+    if not found:
+        return
+    st.header("Window by window against BF16", anchor=False)
+    fields = {"KLD": "kld", "Δ ln PPL": "nll"}
+    field = st.segmented_control(
+        "What",
+        list(fields),
+        default="KLD",
+        required=True,
+        key="windows",
+        bind="query-params",
+        label_visibility="collapsed",
+    )
+    figure = charts.window_differences(found, _looks(rows, names), fields[str(field)])
+    draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(found)}")
+
+
+def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    cells = frame.store.needle_cells([row.run for row in rows])
+    found = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
+    if not found:
+        return
+    st.header("Needles by length and depth", anchor=False)
+    draw(charts.needle_maps(found), key="compare_needles", alt="Share of needles found")
+    base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
+    others = {name: have for name, have in found.items() if not base or name != names.get(base.run)}
+    if base and others:
+        basis = cells.get(base.run) or frame.store.needle_cells([base.run])[base.run]
+        scores = {(c.length, c.depth, c.expected): c.score for c in basis}
+        moved = [
+            c
+            for have in others.values()
+            for c in have
+            if c.score != scores.get((c.length, c.depth, c.expected), c.score)
+        ]
+        if not moved:
+            st.markdown("No needle differs from the baseline’s.")
+            return
+        st.markdown("The same, minus the baseline’s:")
+        figure = charts.needle_differences(others, basis)
+        draw(figure, key="compare_needle_differences", alt="Needle scores minus the baseline’s")
+
+
+def _baseline(frame: Frame, rows: Sequence[Standing]) -> Standing | None:
+    """The newest baseline that may be compared with these runs."""
+    groups = {row.group for row in rows}
+    found = [
+        row
+        for row in report.standings(frame.store)
+        if row.is_baseline and row.group in groups and row.needle is not None
+    ]
+    return max(found, key=lambda row: row.created, default=None)
+
+
+def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    points = frame.store.gemm_points([row.run for row in rows])
+    found = {names[row.run]: points[row.run] for row in rows if points[row.run] and not row.is_baseline}
+    if not found:
+        return
+    st.header("GEMM time of all Linears: BF16 beside cast and multiply", anchor=False)
+    draw(charts.gemm_bars(found, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
+    without = {
+        name: sorted({p.reason for p in have if p.matmul_us is None and p.reason}) for name, have in found.items()
+    }
+    for name, why in without.items():
+        if why:
+            st.caption(
+                f"{plain(name)} has no bar where no native kernel is legal: {plain('; '.join(why[:2]))}. "
+                "An emulated product’s time says nothing."
+            )
+
+
+def _layers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    layers = frame.store.layers([row.run for row in rows])
+    found = {names[row.run]: layers[row.run] for row in rows if any(x.sqnr_db is not None for x in layers[row.run])}
+    if not found:
+        return
+    st.header("Weight error, layer by layer", anchor=False)
+    draw(charts.layer_lines(found, _looks(rows, names)), key="compare_layers", alt="Weight SQNR by layer")
+    with st.expander("As a table"):
+        table = pd.DataFrame({name: {x.name: x.sqnr_db for x in have} for name, have in found.items()})
+        st.dataframe(table.round(2), key="compare_layer_table")

@@ -1,0 +1,141 @@
+"""What every page is given, and what pages do alike: say errors in words, link to each other, look the same."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import streamlit as st
+
+from db.store import Store, Worker
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.recipe import Recipe
+from fp8dash.errors import Fp8dashError
+from fp8dash.ui import charts
+from fp8dash.ui.glyph import WIDTH as GLYPH_WIDTH
+from fp8dash.ui.glyph import recipe_glyph
+from fp8dash.ui.words import many, plain
+from jobs.queue import Queue
+
+STALE = timedelta(seconds=90)  # a heartbeat older than this is no sign of life
+INTERNAL = "Internal error: this page could not be drawn. Its cause is in the log of the web process."
+STYLE = """<style>
+.stMainBlockContainer, .block-container {max-width: 1500px; padding-top: 4.5rem; padding-bottom: 3rem;}
+h1, h2, h3 {letter-spacing: -0.01em;}
+[data-testid="stMetricValue"], [data-testid="stMarkdownContainer"] td {font-variant-numeric: tabular-nums;}
+.st-key-new_run_panel {position: sticky; top: 4rem;}
+.st-key-new_run_panel [data-testid="stMarkdownContainer"] {overflow-x: auto;}
+.st-key-new_run_cards {display: grid !important; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr));}
+.st-key-new_run_cards > * {width: 100% !important; max-width: none !important;}
+.st-key-new_run_panel table {font-size: 0.85rem;}
+.st-key-new_run_panel th, .st-key-new_run_panel td {padding: 0.35rem 0.5rem !important; white-space: nowrap;}
+</style>"""
+DARK = """<style>
+[data-testid="stBaseButton-primary"] p,
+[data-testid="stMultiSelect"] span[title], [data-testid="stMultiSelect"] span[title] ~ *
+{color: #06201e !important;}
+</style>"""  # Streamlit writes white on the accent, which is light on a dark page
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The store, the queue and the other pages."""
+
+    store: Store
+    queue: Queue
+    pages: dict[str, Any]  # by name: leaderboard, new_run, runs, compare
+
+    def link(self, page: str, label: str, **query: str) -> None:
+        """A link to another page."""
+        st.page_link(self.pages[page], label=label, query_params=query or None)
+
+    def go(self, page: str, **query: str) -> None:
+        """Open another page."""
+        st.switch_page(self.pages[page], query_params=query or None)
+
+
+def is_dark() -> bool:
+    """True where the reader's theme is dark."""
+    return st.context.theme.type == "dark"
+
+
+def dress() -> None:
+    """The few rules of style that the theme's settings do not know."""
+    st.html(STYLE)
+    if is_dark():
+        st.html(DARK)
+
+
+def guarded(draw: Callable[P, None]) -> Callable[P, None]:
+    """The page or fragment, with its errors said in a sentence and never a traceback."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            draw(*args, **kwargs)
+        except Fp8dashError as error:
+            say_error(error)
+        except Exception:
+            logging.getLogger(__name__).exception("%s failed", draw.__name__)
+            st.error(INTERNAL)
+
+    return drawn
+
+
+def say_error(error: Exception) -> None:
+    """The error's sentence, letter for letter."""
+    st.error(plain(str(error)))
+
+
+def draw(figure: Any, *, key: str, alt: str) -> None:
+    """A figure, its text in the theme's ink."""
+    st.plotly_chart(charts.inked(figure, dark=is_dark()), key=key, config=charts.CONFIG, alt=alt)
+
+
+def glyph(recipe: Recipe) -> None:
+    """A recipe's picture."""
+    st.image(recipe_glyph(recipe), width=GLYPH_WIDTH, alt=f"Tiles of {recipe.text}")
+
+
+def alive(workers: Sequence[Worker]) -> list[Worker]:
+    """The workers that give signs of life."""
+    now = datetime.now(UTC)
+    return [w for w in workers if w.state == "alive" and now - w.heartbeat_at < STALE]
+
+
+def device_of(worker: Worker) -> Device:
+    """The worker's device, as far as it told."""
+    facts = worker.device_facts
+    capability = tuple(facts.get("capability") or (0, 0))
+    kind = facts.get("kind") or ("cpu" if (worker.device or "cpu").lower().startswith("cpu") else "cuda")
+    return Device(kind, worker.device or "", (capability[0], capability[1]), int(facts.get("memory_bytes") or 0))
+
+
+def worker_line(workers: Sequence[Worker], *, waiting: int) -> None:
+    """Who works, or how to start somebody: a warning where runs wait or are about to."""
+    if found := alive(workers):
+        names = "; ".join(plain(f"{w.device or 'device not told yet'} on {w.host}") for w in found)
+        st.markdown(f":green-badge[{many(len(found), 'worker')} alive] {names}")
+    else:
+        (st.warning if waiting else st.caption)(
+            "No worker is alive: queued runs wait. Start one on the machine with the accelerator: `fp8dash worker`, "
+            "with the same FP8DASH\\_DATA\\_DIR or FP8DASH\\_DATABASE\\_URL."
+        )
+
+
+def zone() -> ZoneInfo:
+    """The reader's time zone; UTC where the browser does not tell it."""
+    try:
+        return ZoneInfo(st.context.timezone or "UTC")
+    except (ZoneInfoNotFoundError, ValueError):
+        return ZoneInfo("UTC")
+
+
+def query_ids(name: str) -> list[str]:
+    """Run ids of a link, in order, each once."""
+    return list(dict.fromkeys(part for part in st.query_params.get(name, "").split(",") if part))

@@ -1,0 +1,39 @@
+"""A recipe's picture: a small matrix cut into its tiles, weights left and activations right. Plain SVG text.
+
+Nothing a user typed enters the SVG. Widths are schematic: a 128×128 block is drawn as a quarter of the matrix's side.
+"""
+
+from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.ui.charts import GREY, tile_colour
+
+SIDE, GAP = 30, 8
+WIDTH, HEIGHT = 2 * SIDE + GAP + 2, SIDE + 2
+CUTS = {"tensor": (1, 1), "row": (8, 1), "1x128": (8, 2), "128x128": (2, 2), "1x32": (8, 4)}  # rows, columns drawn
+
+
+def recipe_glyph(recipe: Recipe) -> str:
+    """An SVG of the weights' and the activations' tiles; an operand that is not cast is an empty grey square."""
+    squares = _square(recipe.weights, 1) + _square(recipe.activations, SIDE + GAP + 1)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'role="img" aria-label="{_said(recipe)}">{squares}</svg>'
+    )
+
+
+def _square(cast: Cast | None, left: int) -> str:
+    colour = tile_colour(cast.tile.name) if cast else GREY
+    fill = f'fill="{colour}" fill-opacity="0.18"' if cast else 'fill="none" stroke-dasharray="3 2"'
+    box = f'<rect x="{left}" y="1" width="{SIDE}" height="{SIDE}" rx="2" {fill} stroke="{colour}" stroke-width="1.5"/>'
+    rows, columns = CUTS.get(cast.tile.name, (1, 1)) if cast else (1, 1)
+    lines: list[tuple[float, float, float, float]]
+    lines = [(left, 1 + SIDE * i / rows, left + SIDE, 1 + SIDE * i / rows) for i in range(1, rows)]
+    lines += [(left + SIDE * i / columns, 1, left + SIDE * i / columns, 1 + SIDE) for i in range(1, columns)]
+    return box + "".join(
+        f'<line x1="{a:g}" y1="{b:g}" x2="{c:g}" y2="{d:g}" stroke="{colour}" stroke-width="1"/>'
+        for a, b, c, d in lines
+    )
+
+
+def _said(recipe: Recipe) -> str:
+    casts = [("weights", recipe.weights), ("activations", recipe.activations)]
+    return ", ".join(f"{what} {cast.text if cast else 'not cast'}" for what, cast in casts)

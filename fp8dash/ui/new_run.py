@@ -1,0 +1,414 @@
+"""Queue runs: model, recipe and measure at once, with what the choice costs beside it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from db.store import Worker
+from fp8dash.choose.advice import Advice, advise, advise_request
+from fp8dash.choose.catalog import CORPORA, MODELS, ModelShape, estimate, shape_of
+from fp8dash.choose.formats import FORMATS
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
+from fp8dash.choose.recipe import GROUPS, Cast, Recipe, parse_recipe
+from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
+from fp8dash.choose.scaling import FLOAT32, RULES, TILES
+from fp8dash.errors import Fp8dashError, InvalidChoice
+from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
+from fp8dash.ui.words import listed, many, plain, three
+
+CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
+CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
+FILE = "A text file …"
+SHARING = {
+    "tensor": ("one scale for all", "one scale for all"),
+    "row": ("one per output channel", "one per token"),
+    "1x128": ("one per 128 of a row", "one per 128 of a token"),
+    "128x128": ("one per 128×128 block", "one per 128 tokens × 128"),
+    "1x32": ("one per 32 of a row", "one per 32 of a token"),
+}
+MEASURED = {"gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle"}
+CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Names:
+    """Widget keys of one visit: those of a run that is repeated are its own, so that its values are the defaults."""
+
+    source: str
+
+    def __call__(self, name: str) -> str:
+        """The key of a widget."""
+        return f"new_run_{self.source}_{name}"
+
+
+def page(frame: Frame) -> None:
+    """The form, and what it will do."""
+    workers = frame.store.workers()
+    source, base = _base(frame, workers)
+    key = Names(source)
+    head = st.empty()
+    if source != "new":
+        st.info(f"Filled in from run {plain(source)}: change what was wrong, then queue it.")
+    left, right = st.columns([1.9, 1], gap="large")
+    with left:
+        model = _model(base, key)
+        recipes = _recipes(base, key)
+        request = _measure(dataclasses.replace(base, model=model), key)
+    with right, st.container(key="new_run_panel"):
+        shape = _shape(model)
+        head.title(_headline(recipes, model, shape), anchor=False)
+        _panel(recipes, shape, request, [device_of(w) for w in alive(workers)])
+        _submit(frame, recipes, request, key)
+        worker_line(workers, waiting=1)
+
+
+def _headline(recipes: Sequence[Recipe], model: str, shape: ModelShape | None) -> str:
+    """What is about to be queued, and what it makes of the model."""
+    name = MODELS[model].title if model in MODELS else Path(model).name or "no model yet"
+    if not recipes:
+        return f"Choose a recipe for {plain(name)}"
+    who = preset_of(recipes[0]) or "A custom recipe" if len(recipes) == 1 else f"{len(recipes)} recipes"
+    if shape is None:
+        return f"{plain(who)} on {plain(name)}"
+    found = [estimate(recipe, shape) for recipe in recipes]
+    sizes, base = sorted(e.size_bytes for e in found), found[0].baseline_bytes
+    size = (
+        f"{three(sizes[0] / 1e6)} MB"
+        if sizes[0] == sizes[-1]
+        else f"{three(sizes[0] / 1e6)} to {three(sizes[-1] / 1e6)} MB"
+    )
+    return f"{plain(who)} on {plain(name)}: {size} instead of {three(base / 1e6)} MB"
+
+
+def _base(frame: Frame, workers: Sequence[Worker]) -> tuple[str, Request]:
+    """What the form starts from: an old run's request, or the defaults for the machines at work."""
+    old = st.query_params.get("from", "")
+    if old:
+        try:
+            return old, frame.store.run(old).request
+        except Fp8dashError as error:
+            say_error(error)
+    devices = [device_of(w) for w in alive(workers)]
+    only_cpu = bool(devices) and all(device.kind == "cpu" for device in devices)
+    return "new", Request(backend="emulated" if only_cpu else "auto")
+
+
+def _model(base: Request, key: Names) -> str:
+    st.header("1  Model", anchor=False)
+    kind = CATALOGUE if base.model in MODELS else FOLDER if Path(base.model).expanduser().is_absolute() else HUB
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        source = st.segmented_control(
+            "Where it comes from", [CATALOGUE, FOLDER, HUB], default=kind, required=True, key=key("source")
+        )
+        if source == CATALOGUE:
+            names = list(MODELS)
+            name = st.selectbox(
+                "Model", names, names.index(base.model) if kind == CATALOGUE else 0,
+                format_func=lambda n: MODELS[n].title, key=key("model"), help=MODELS[names[0]].summary,
+            )  # fmt: skip
+            return str(name)
+        hints = {
+            FOLDER: (
+                "Folder",
+                "/models/Llama-3.1-8B",
+                "Hugging Face layout: config.json and safetensors, on the worker.",
+            ),
+            HUB: ("Hub id", "org/name", "The worker downloads it. Size and coverage are known after its first run."),
+        }
+        label, example, text = hints[str(source)]
+        given = st.text_input(
+            label, base.model if kind == source else "", placeholder=example, key=key(label), help=text
+        )
+        return (given or "").strip()
+
+
+def _recipes(base: Request, key: Names) -> list[Recipe]:
+    st.header("2  Recipe", anchor=False)
+    repeated = key.source != "new"
+    preset = preset_of(parse_recipe(base.recipe)) if repeated else None
+    start = BUILDER if repeated and not preset else CARDS
+    way = st.segmented_control(
+        "How to choose",
+        [CARDS, BUILDER, TYPED],
+        default=start,
+        required=True,
+        key=key("way"),
+        label_visibility="collapsed",
+    )
+    chosen = {preset} if preset else set() if repeated else {"FP8_DYNAMIC"}
+    ways: dict[str, Callable[[], list[Recipe]]] = {
+        CARDS: lambda: _cards(chosen, key),
+        BUILDER: lambda: _builder(base, key),
+        TYPED: lambda: _typed(base, key),
+    }
+    try:
+        recipes = list(dict.fromkeys(ways[str(way)]()))
+    except InvalidChoice as error:
+        say_error(error)
+        return []
+    if way != CARDS:
+        for recipe in recipes:
+            known = preset_of(recipe)
+            st.code(f"{recipe.text}{f'   # {known}' if known else ''}", language=None, wrap_lines=True)
+    return recipes
+
+
+def _cards(chosen: set[str], key: Names) -> list[Recipe]:
+    """The presets as cards; several may be ticked and are queued as one study."""
+    picked = []
+    with st.container(horizontal=True, gap="small", key="new_run_cards"):
+        for name, preset in PRESETS.items():
+            with st.container(border=True, width=CARD_WIDTH, height=CARD_HEIGHT, key=key(f"card_{name}")):
+                glyph(preset.recipe)
+                if st.checkbox(f"**{plain(name)}**", name in chosen, key=key(f"preset_{name}")):
+                    picked.append(preset.recipe)
+                st.caption(plain(preset.summary), help=_called(name))
+    st.caption(
+        "Left square weights, right square activations, cut into the tiles that share a scale. BF16 is the baseline."
+    )
+    return picked
+
+
+def _called(name: str) -> str:
+    preset = PRESETS[name]
+    lines = [f"`{preset.text}`", *(f"{plain(library)}: {plain(said)}" for library, said in preset.called)]
+    return "  \n".join(lines)
+
+
+def _builder(base: Request, key: Names) -> list[Recipe]:
+    """One recipe, part by part."""
+    old = parse_recipe(base.recipe)
+    start = old if not old.is_baseline else PRESETS["FP8_BLOCK"].recipe
+    weights, activations = st.columns(2)
+    with weights, st.container(border=True):
+        w = _cast("Weights", 0, start.weights, key)
+    with activations, st.container(border=True):
+        a = _cast("Activations", 1, start.activations, key)
+    with st.container(horizontal=True):
+        also = st.multiselect(
+            "Cast too", GROUPS, default=list(start.also), key=key("also"), placeholder="nothing: they stay in BF16",
+            help="The Linears of the blocks are cast. The head, the embeddings and the norms are only when named here.",
+        )  # fmt: skip
+        skip = st.text_input(
+            "Leave out", ", ".join(start.skip), key=key("skip"), placeholder="*.down_proj, model.layers.0.*",
+            help="Patterns over module names, divided by commas; * stands for anything.",
+        )  # fmt: skip
+    words = [f"w={w.text}" if w else "", f"a={a.text}" if a else ""]
+    words.append(f"also={','.join(also)}" if also else "")
+    patterns = [part.strip() for part in (skip or "").split(",") if part.strip()]
+    words.append(f"skip={','.join(patterns)}" if patterns else "")
+    if not w and not a:
+        raise InvalidChoice("Nothing is cast: switch on weights or activations, or choose the preset BF16.")
+    glyph(Recipe(w, a))
+    if any(" " in pattern for pattern in patterns):
+        raise InvalidChoice(
+            "A module pattern has no spaces: divide patterns by commas, as in *.down_proj, model.layers.0.*"
+        )
+    return [parse_recipe(" ".join(word for word in words if word))]
+
+
+def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | None:
+    on = st.toggle(f"**{title}**", start is not None, key=key(f"{title}_on"))
+    start = start or PRESETS["FP8_BLOCK"].recipe.weights
+    assert start is not None
+    formats, tiles, rules = list(FORMATS), list(TILES), list(RULES)
+    name = st.selectbox(
+        f"{title}: format", formats, formats.index(start.format.name), key=key(f"{title}_format"), disabled=not on,
+        format_func=lambda f: f"{f} · largest value {FORMATS[f].max:,.0f}",
+    )  # fmt: skip
+    tile = st.selectbox(
+        f"{title}: tile", tiles, tiles.index(start.tile.name), key=key(f"{title}_tile"), disabled=not on,
+        format_func=lambda t: f"{t} · {SHARING[t][operand] if t in SHARING else t}", help="Who shares a scale.",
+    )  # fmt: skip
+    rule = st.selectbox(
+        f"{title}: scale rule",
+        rules,
+        rules.index(start.rule.name),
+        key=key(f"{title}_rule"),
+        disabled=not on,
+        format_func=lambda r: f"{r} · {RULES[r].bits} bits a scale",
+        help="  \n".join(f"{r.name}: {r.meaning}" for r in RULES.values()),
+    )
+    return Cast(FORMATS[name], TILES[tile], RULES.get(rule, FLOAT32)) if on else None
+
+
+def _typed(base: Request, key: Names) -> list[Recipe]:
+    """Recipes as text, one a line."""
+    text = st.text_area(
+        "Recipes, one a line",
+        base.recipe if key.source != "new" else "w=e4m3fn/128x128 a=e4m3fn/1x128",
+        key=key("typed"),
+        help="A preset’s name, or w=format/tile[/rule] a=format/tile[/rule] also=lm_head skip=pattern.",
+    )
+    return [recipe_from(line) for line in (text or "").splitlines() if line.strip()]
+
+
+def _measure(base: Request, key: Names) -> Request:
+    st.header("3  Measure", anchor=False)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        measures = st.pills(
+            "What to measure", MEASURES, default=list(base.measures), selection_mode="multi", key=key("measures"),
+            format_func=lambda m: MEASURED.get(m, m), help="Bits, size, coverage and weight error are always measured.",
+        )  # fmt: skip
+        backend = st.selectbox(
+            "Backend",
+            list(BACKENDS),
+            list(BACKENDS).index(base.backend),
+            key=key("backend"),
+            width=180,
+            help=_backends(),
+        )
+    corpus = _corpus(base, key)
+    with st.container(horizontal=True):
+        windows = st.number_input(
+            "Windows", 1, 100_000, base.windows, key=key("windows"), width=150, help="More windows, narrower intervals."
+        )
+        length = st.number_input("Tokens a window", 16, 1_048_576, base.window_length, 16, key=key("length"), width=170)
+        seed = st.number_input("Seed", 0, 2**31 - 1, base.seed, key=key("seed"), width=150)
+    with st.expander("GEMM sizes and needles"):
+        with st.container(horizontal=True):
+            ms = st.text_input(
+                "GEMM M (tokens)",
+                _join(base.gemm_m),
+                key=key("gemm_m"),
+                help="Rows of the activations, divided by commas.",
+            )
+            lengths = st.text_input("Needle lengths (tokens)", _join(base.needle_lengths), key=key("lengths"))
+            depths = st.text_input("Needle depths (%)", _join(base.needle_depths), key=key("depths"))
+        haystack = st.radio(
+            "Haystack", list(HAYSTACKS), list(HAYSTACKS).index(base.haystack), key=key("haystack"), horizontal=True,
+            format_func=lambda h: f"{h}: {HAYSTACKS[h]}",
+        )  # fmt: skip
+    request = dataclasses.replace(
+        base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
+        measures=tuple(m for m in MEASURES if m in measures), haystack=haystack,
+    )  # fmt: skip
+    try:
+        return dataclasses.replace(
+            request, gemm_m=_whole("GEMM M", ms), needle_lengths=_whole("needle length", lengths),
+            needle_depths=_whole("needle depth", depths),
+        )  # fmt: skip
+    except InvalidChoice as error:
+        say_error(error)
+        return dataclasses.replace(request, gemm_m=())  # refused when checked, with a sentence of its own
+
+
+def _corpus(base: Request, key: Names) -> str:
+    names = [*CORPORA, FILE]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = st.selectbox(
+            "Corpus", names, names.index(base.corpus) if base.corpus in CORPORA else len(names) - 1, key=key("corpus"),
+            format_func=lambda n: f"{n} · {CORPORA[n]}" if n in CORPORA else n,
+        )  # fmt: skip
+        if name != FILE:
+            return str(name)
+        given = st.text_input(
+            "Path on the worker",
+            "" if base.corpus in CORPORA else base.corpus,
+            key=key("file"),
+            placeholder="/data/wikitext2.txt",
+        )
+        return (given or "").strip()
+
+
+def _backends() -> str:
+    lines = [f"**{name}**: {text}." for name, text in BACKENDS.items()]
+    lines.append(
+        "Where all workers alive are CPUs, emulated is preset: FP8 kernels on a CPU are slow and gain nothing."
+    )
+    return "\n\n".join(lines)
+
+
+def _join(values: Sequence[int]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _whole(what: str, text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in (text or "").replace(",", " ").split()))
+    except ValueError as error:
+        raise InvalidChoice(
+            f"“{text}” is not a list of whole numbers: write each {what} divided by commas, as in 1, 16, 128."
+        ) from error
+
+
+def _shape(model: str) -> ModelShape | None:
+    try:
+        return shape_of(model) if model else None
+    except Fp8dashError as error:
+        say_error(error)
+        return None
+
+
+def _panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request, devices: Sequence[Device]) -> None:
+    """Bits, size and coverage by arithmetic, and what an engineer would say."""
+    st.header("What it costs", anchor=False)
+    if not recipes:
+        st.caption("Choose at least one recipe.")
+        return
+    if shape is None:
+        st.caption(
+            "Size and coverage are known once the model’s folder can be read here; bits per weight after the run."
+        )
+    else:
+        lines = ["| Recipe | Bits | MB | of BF16 | Cast |", "|:--|--:|--:|--:|--:|"]
+        for recipe in recipes:
+            found = estimate(recipe, shape)
+            share = found.size_bytes / found.baseline_bytes
+            lines.append(
+                f"| {plain(preset_of(recipe) or 'Custom')} | {found.bits_per_weight:.2f} | "
+                f"{three(found.size_bytes / 1e6)} | "
+                f"{share:.0%} | {found.coverage:.0%} |".replace("%", "\u00a0%")
+            )
+        st.markdown("\n".join(lines))
+        st.caption(
+            "Bits of a cast weight and size of the model by arithmetic, scales included; skip patterns are not counted."
+        )
+    _advice(recipes, shape, request, devices)
+
+
+def _advice(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request, devices: Sequence[Device]) -> None:
+    """Each remark once, with the recipes that it is about."""
+    about: dict[Advice, list[str]] = {}
+    device = devices[0] if devices else None
+    for recipe in recipes:
+        for remark in advise(recipe, shape, device):
+            about.setdefault(remark, []).append(preset_of(recipe) or "Custom")
+    for remark in advise_request(request, shape):
+        about.setdefault(remark, [])
+    for remark, names in sorted(about.items(), key=lambda pair: pair[0].level != "warning"):
+        who = f"**{plain(listed(names))}**: " if names and len(recipes) > 1 else ""
+        mark = ":orange-badge[warning]" if remark.level == "warning" else ":gray-badge[note]"
+        st.markdown(f"{mark} {who}{plain(remark.text)}")
+
+
+def _submit(frame: Frame, recipes: Sequence[Recipe], request: Request, key: Names) -> None:
+    with st.container(border=True):
+        study = st.text_input("Study", _study(recipes), key=key(f"study_{_study(recipes)}"), max_chars=120)
+        owner = st.text_input(
+            "Owner",
+            key="owner",
+            bind="query-params",
+            max_chars=60,
+            placeholder="your name",
+            help="Kept in this page’s address.",
+        )
+        count = many(len(recipes), "run")
+        pressed = st.button(f"Queue {count}", type="primary", disabled=not recipes, width="stretch", key=key("submit"))
+    if not pressed:
+        return
+    try:
+        requests = [dataclasses.replace(request, recipe=recipe.text) for recipe in recipes]
+        ids = frame.queue.submit(requests, owner=owner or "", study=study or "")
+    except Fp8dashError as error:
+        say_error(error)
+        return
+    frame.go("runs", queued=",".join(ids))
+
+
+def _study(recipes: Sequence[Recipe]) -> str:
+    names = [preset_of(recipe) or "custom recipe" for recipe in recipes]
+    return listed(names) if len(names) <= 3 else f"{len(names)} recipes"

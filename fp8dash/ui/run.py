@@ -1,0 +1,203 @@
+"""One run: its numbers with their provenance, its layers, stages and log."""
+
+import math
+
+import pandas as pd
+import streamlit as st
+
+from db.store import FINISHED, Run
+from fp8dash.choose.records import Layer, Measurement
+from fp8dash.report import METRICS
+from fp8dash.ui import charts
+from fp8dash.ui.frame import Frame, draw, guarded, zone
+from fp8dash.ui.stages import progress
+from fp8dash.ui.words import DASH, lasted, moment, plain, setting, short, shown, signed, three
+
+WORST = 10
+LOG_LINES = 400
+TITLES = {
+    "model_bits_per_weight": "Bits/weight, whole model",
+    "gemm_coverage": "GEMM coverage",
+    "baseline_ppl": "Baseline PPL",
+    "weight_flushed": "Weights flushed to zero",
+    "weight_clipped": "Weights clipped",
+}
+FACTS = {"peak_rss_bytes": "Peak memory"}
+BOUNDS = ("ln_ppl_diff_low", "ln_ppl_diff_high")
+
+
+def page(frame: Frame, run_id: str) -> None:
+    """The run in full."""
+    run = frame.store.run(run_id)
+    name = run.preset or run.recipe
+    numbers = frame.store.measurements([run_id])[run_id]
+    st.title(_headline(run, numbers), anchor=False)
+    st.markdown(f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request)}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("All runs", key="run_all"):
+            frame.go("runs")
+        if st.button("Again with changes", key="run_again"):
+            frame.go("new_run", **{"from": run.id})
+    st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
+    _numbers(numbers)
+    layers = frame.store.layers([run_id])[run_id]
+    if layers:
+        _layers(layers)
+    looks = {name: charts.look(run.recipe, run.backend)}
+    points, cells = frame.store.gemm_points([run_id])[run_id], frame.store.needle_cells([run_id])[run_id]
+    left, right = st.columns([1.7, 1], gap="large")
+    if points:
+        with left:
+            st.header("GEMM time of all Linears", anchor=False)
+            draw(charts.gemm_bars({name: points}, looks), key="run_gemm", alt="GEMM times")
+    if cells:
+        with right:
+            st.header("Needles by length and depth", anchor=False)
+            draw(charts.needle_maps({name: cells}), key="run_needle", alt="Needle scores")
+    _provenance(frame, run)
+
+
+def _headline(run: Run, numbers: list[Measurement]) -> str:
+    name = plain(run.preset or run.recipe)
+    kld = next((m.value for m in numbers if m.name == "kld" and not m.label), None)
+    if run.state != FINISHED:
+        return f"{name} is {run.state}" + (f" at {run.stage}" if run.stage else "")
+    if kld is None or run.backend == "baseline":
+        return f"{name} is finished"
+    return f"{name} loses {three(kld)} nats to BF16"
+
+
+def _live(frame: Frame, run_id: str, state: str) -> None:
+    run = frame.store.run(run_id)
+    if run.state != state:
+        st.rerun()  # the rest of the page has new rows
+    progress(run, frame.store.stages([run_id])[run_id])
+    if run.error:
+        st.error(plain(run.error))
+
+
+def _numbers(numbers: list[Measurement]) -> None:
+    st.header("Measurements", anchor=False)
+    if not numbers:
+        st.info("Nothing is measured yet: the stages above say how far the run is.")
+        return
+    bounds = {m.name: m.value for m in numbers if m.name in BOUNDS}
+    listed = [m for m in numbers if m.name not in BOUNDS]
+    table = pd.DataFrame(
+        {
+            "What": [_title(m.name) for m in listed],
+            "Of": [m.label for m in listed],
+            "Value": [_value(m) for m in listed],
+            "95 % interval": [_bounds(bounds) if m.name == "ln_ppl_diff" else "" for m in listed],
+            "Unit": ["MB" if m.name == "model_bytes" else m.unit.replace("x ", "× ") for m in listed],
+            "Better": [m.better or DASH for m in listed],
+            "Backend": [m.backend for m in listed],
+            "Note": [m.note for m in listed],
+            "Method": [m.method for m in listed],
+        }
+    )
+    table = table[[column for column in table if (table[column] != "").any()]]
+    config = {
+        "What": st.column_config.TextColumn(width=190),
+        "Value": st.column_config.TextColumn(width=100, alignment="right"),
+        "95 % interval": st.column_config.TextColumn(width=175),
+        "Note": st.column_config.TextColumn(width=200),
+    }
+    st.dataframe(table, hide_index=True, key="run_numbers", height="content", column_config=config)
+
+
+def _bounds(values: dict[str, float | None]) -> str:
+    low, high = (values.get(name) for name in BOUNDS)
+    return DASH if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
+
+
+def _title(name: str) -> str:
+    return METRICS[name].title if name in METRICS else TITLES.get(name, name.replace("_", " ").capitalize())
+
+
+def _value(m: Measurement) -> str:
+    return shown(METRICS[m.name], m.value) if m.name in METRICS else three(m.value)
+
+
+def _layers(layers: list[Layer]) -> None:
+    cast = [layer for layer in layers if layer.sqnr_db is not None and math.isfinite(layer.sqnr_db)]
+    kept = [layer for layer in layers if layer.backend == "kept"]
+    st.header("Layers", anchor=False)
+    st.markdown(f"{len(layers) - len(kept)} weights were cast, {len(kept)} kept.")
+    if cast:
+        left, right = st.columns([1.4, 1], gap="large")
+        with left:
+            draw(charts.layer_map(cast), key="run_layers", alt="Weight SQNR by layer")
+        worst = sorted(cast, key=lambda layer: layer.sqnr_db or 0.0)[:WORST]
+        with right:
+            st.markdown(f"The {len(worst)} worst by weight SQNR:")
+            st.dataframe(
+                pd.DataFrame(
+                    {
+                        "Layer": [w.name for w in worst],
+                        "SQNR (dB)": [f"{w.sqnr_db:.1f}" for w in worst],
+                        "‖W−Ŵ‖/‖W‖": [three(w.relative_error) for w in worst],
+                        "Backend": [w.backend for w in worst],
+                    }
+                ),
+                hide_index=True,
+                key="run_worst",
+                column_config={"SQNR (dB)": st.column_config.TextColumn(alignment="right")},
+            )
+    with st.expander("Every layer, with what was done to it and why"):
+        st.dataframe(
+            pd.DataFrame(
+                {"Layer": [x.name for x in layers], "Shape": [f"{x.rows} × {x.cols}" for x in layers],
+                 "Cast": [x.cast or DASH for x in layers], "Backend": [x.backend for x in layers],
+                 "Bits": [x.bits_per_weight for x in layers], "SQNR (dB)": [x.sqnr_db for x in layers],
+                 "Flushed to zero": [x.flushed for x in layers], "Clipped": [x.clipped for x in layers],
+                 "Why": [x.reason for x in layers]}
+            ),
+            hide_index=True, key="run_all_layers",
+        )  # fmt: skip
+
+
+def _provenance(frame: Frame, run: Run) -> None:
+    st.header("Provenance", anchor=False)
+    here = zone()
+    facts = {
+        "Run": run.id,
+        "Study": run.study or DASH,
+        "Owner": run.owner,
+        "State": run.state,
+        "Attempt": str(run.attempt),
+        "Created": moment(run.created_at, here),
+        "Started": moment(run.started_at, here),
+        "Finished": moment(run.finished_at, here),
+        "Model": run.model,
+        "Corpus": run.corpus,
+        "Backend": run.backend or DASH,
+        "Device": run.device or DASH,
+        "Worker": run.worker_id or DASH,
+        "Model hash": run.model_hash or DASH,
+        "Corpus hash": run.corpus_hash or DASH,
+    }
+    facts |= {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, value) for key, value in run.facts.items()}
+    left, right = st.columns(2, gap="large")
+    left.dataframe(
+        pd.DataFrame({"What": list(facts), "Value": list(facts.values())}),
+        hide_index=True,
+        key="run_facts",
+        height="content",
+    )
+    stages = frame.store.stages([run.id])[run.id]
+    table = pd.DataFrame({"Stage": [s.stage for s in stages], "Time": [lasted(s.seconds) for s in stages],
+                          "Finished": [moment(s.finished_at, here) for s in stages]})  # fmt: skip
+    right.dataframe(table, hide_index=True, key="run_stages", height="content")
+    with right.expander("Request"):
+        st.json(run.request.to_json())
+    with st.expander("Log"):
+        st.code(frame.queue.log_tail(run.id, LOG_LINES) or "The log is empty.", language=None, height=320)
+
+
+def _fact(key: str, value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    if key.endswith("_bytes") and isinstance(value, int | float):
+        return f"{three(value / 1e6)} MB"
+    return str(value)
