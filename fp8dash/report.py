@@ -14,42 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from db.store import FINISHED, Run, Store
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, NeedleCell, Window
+from fp8dash.choose.records import LOWER, NEITHER, Measurement, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
+from fp8dash.metrics import DASH, METRICS, Metric, heading, shown, signed
 from fp8dash.stats import SPEED_TIE, mcnemar, paired_difference, pareto_front
 
 BASELINE_BACKEND = "baseline"
-KLD_HELP = "Kullback-Leibler divergence from the baseline: full vocabulary, mean over tokens."
-SPEEDUP_HELP = "BF16 time over cast + product time of the model's Linears at the largest M: native kernels only."
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A column: what it is called on the screen, its unit, which way is better, and how to write it."""
-
-    name: str
-    title: str
-    unit: str
-    better: str
-    help: str
-    digits: str = ".3g"
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("kld", "KLD", "nats", LOWER, KLD_HELP),
-        Metric("ln_ppl_diff", "Δ ln PPL", "nats", LOWER, "ln perplexity minus the baseline's, same windows.", "+.3g"),
-        Metric("top1", "Top-1", "share", HIGHER, "Share of tokens whose likeliest successor is the baseline's.", ".4f"),
-        Metric("ppl", "PPL", "", LOWER, "Token perplexity over disjoint windows.", ".4g"),
-        Metric("needle", "Needle", "share", HIGHER, "Share of hidden numbers that came back.", ".2f"),
-        Metric("gemm_speedup", "GEMM speed-up", "× BF16", HIGHER, SPEEDUP_HELP, ".2f"),
-        Metric("bits_per_weight", "Bits/weight", "bits", LOWER, "Bits of a cast weight, scales included.", ".4g"),
-        Metric("model_bytes", "Size", "bytes", LOWER, "Stored size of the whole model.", ".4g"),
-        Metric("coverage", "Coverage", "share", NEITHER, "Share of the parameters that were cast.", ".3f"),
-        Metric("weight_sqnr_db", "Weight SQNR", "dB", HIGHER, "Signal over error of all cast weights together.", ".4g"),
-    )
-}  # fmt: skip
 VALUES = (*METRICS, "ln_ppl_diff_low", "ln_ppl_diff_high")
 
 
@@ -173,32 +143,31 @@ def to_markdown(rows: Sequence[Standing]) -> str:
     titles = [
         "Rank",
         "Recipe",
-        *(f"{m.title} ({m.unit})" if m.unit else m.title for m in METRICS.values()),
+        *(heading(m) for m in METRICS.values()),
         "Backend",
     ]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         cells = [
-            _text(row.rank, "d"),
+            DASH if row.rank is None else str(row.rank),
             row.name,
-            *(written(row, m) for m in METRICS.values()),
-            row.backend or "—",
+            *(_written(row, m) for m in METRICS.values()),
+            row.backend or DASH,
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def written(row: Standing, metric: Metric) -> str:
-    """A metric as the screen writes it: proper minus signs, a dash where it is missing."""
-    value = getattr(row, metric.name)
-    text = f"{value / 1e6:,.0f} MB" if metric.name == "model_bytes" and value else _text(value, metric.digits)
-    if metric.name == "ln_ppl_diff" and row.ln_ppl_diff_low is not None:
-        text += f" [{_text(row.ln_ppl_diff_low, '+.3g')}, {_text(row.ln_ppl_diff_high, '+.3g')}]"
-    return text
+def _written(row: Standing, metric: Metric) -> str:
+    text, bounds = shown(metric, getattr(row, metric.name)), interval(row)
+    return f"{text} {bounds}" if metric.name == "ln_ppl_diff" and bounds else text
 
 
-def _text(value: float | None, digits: str) -> str:
-    return "—" if value is None else format(value, digits).replace("-", "−")
+def interval(row: Standing) -> str:
+    """The 95 % interval of Δ ln PPL, or nothing."""
+    if row.ln_ppl_diff_low is None or row.ln_ppl_diff_high is None:
+        return ""
+    return f"[{signed(row.ln_ppl_diff_low)}, {signed(row.ln_ppl_diff_high)}]"
 
 
 def _standing(run: Run, measured: list[Measurement]) -> Standing:

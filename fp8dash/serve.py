@@ -33,7 +33,8 @@ def start_worker(slot: int = 0) -> Process:
 def serve(web: Process, workers: Sequence[Process], address: str) -> None:
     """Waits until Ctrl-C, SIGTERM or the web process's end, then ends all; a worker that ends is started again."""
     alive = list(workers)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts background jobs with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     print(f"fp8dash serves at {address} until Ctrl-C.", flush=True)
     try:
         while web.poll() is None:

@@ -9,7 +9,8 @@ from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Window
 from fp8dash.choose.scaling import TILES
-from fp8dash.report import METRICS, Standing
+from fp8dash.metrics import METRICS
+from fp8dash.report import Standing
 from fp8dash.ui import charts
 from fp8dash.ui.glyph import CUTS, recipe_glyph
 from fp8dash.ui.words import plain

@@ -14,6 +14,7 @@ ORDER = [
     ["fp8dash.places"],
     ["fp8dash.choose"],
     ["fp8dash.stats"],
+    ["fp8dash.metrics"],
     ["fp8dash.quant"],
     ["fp8dash.model"],
     ["fp8dash.measure"],

@@ -13,6 +13,7 @@ from db.tables import RunTable
 from fp8dash import report
 from fp8dash.choose.records import Measurement, NeedleCell, Request, Window
 from fp8dash.errors import InvalidChoice
+from fp8dash.metrics import METRICS
 
 MEASURED = {"ppl": 15.0, "kld": 0.03, "top1": 0.9, "ln_ppl_diff": 0.02, "needle": 1.0, "gemm_speedup": 1.5,
             "ln_ppl_diff_low": 0.01, "ln_ppl_diff_high": 0.03, "bits_per_weight": 8.0, "coverage": 0.8}  # fmt: skip
@@ -100,7 +101,7 @@ def test_a_comparison_marks_the_better_and_says_when_it_is_a_tie(store):
     assert verdicts["ppl"].best == (0, 2)
     assert verdicts["gemm_speedup"].best == (0, 1)  # within timing noise; the third was not measured
     assert found.unlike == ()
-    assert {v.metric.name for v in found.verdicts} == set(report.METRICS)
+    assert {v.metric.name for v in found.verdicts} == set(METRICS)
 
 
 def test_needles_are_compared_cell_by_cell(store):

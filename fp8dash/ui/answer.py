@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from fp8dash.choose.records import Window
+from fp8dash.metrics import shown, three
 from fp8dash.report import Comparison, Standing, Verdict
 from fp8dash.stats import paired_difference
-from fp8dash.ui.words import listed, plain, shown, three
+from fp8dash.ui.words import listed, plain
 
 SAID = {  # metric: what one run does, what several do, the number
     "kld": ("loses least to BF16", "lose least to BF16", "KLD {} nats"),

@@ -16,9 +16,9 @@ from plotly.subplots import make_subplots
 from fp8dash.choose.recipe import Cast, parse_recipe
 from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
-from fp8dash.report import METRICS, Metric, Standing
+from fp8dash.metrics import METRICS, Metric, heading, powers, shown, three
+from fp8dash.report import Standing
 from fp8dash.stats import paired_difference
-from fp8dash.ui.words import heading, powers, shown, three
 
 GREY = "#7f8c92"
 COLOURS = {
@@ -240,8 +240,7 @@ def _drawable(row: Standing, x: Metric) -> bool:
 
 
 def _x(row: Standing, x: Metric) -> float:
-    value = float(getattr(row, x.name))
-    return value / 1e6 if x.name == "model_bytes" else value
+    return float(getattr(row, x.name)) / x.per
 
 
 def _point(row: Standing, x: Metric, spread: tuple[float, float] | None) -> go.Scatter:

@@ -9,11 +9,12 @@ from db.store import FINISHED
 from fp8dash import report
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import InvalidChoice
-from fp8dash.report import Comparison, Standing, Verdict
+from fp8dash.metrics import DASH, heading, shown
+from fp8dash.report import Comparison, Standing, Verdict, interval
 from fp8dash.ui import charts
 from fp8dash.ui.answer import difference, verdict
 from fp8dash.ui.frame import Frame, draw, glyph, query_ids
-from fp8dash.ui.words import DASH, heading, interval, moment, plain, shown
+from fp8dash.ui.words import moment, plain
 
 FEWEST, MOST = 2, 6
 NOTHING = "These runs share no measured number to compare"

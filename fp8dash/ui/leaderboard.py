@@ -14,12 +14,13 @@ from fp8dash import report
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import HIGHER, Window
 from fp8dash.errors import InvalidChoice
-from fp8dash.report import BASELINE_BACKEND, METRICS, Standing
+from fp8dash.metrics import DASH, METRICS, heading, shown
+from fp8dash.report import BASELINE_BACKEND, Standing, interval
 from fp8dash.stats import paired_difference, pareto_front
 from fp8dash.ui import charts
 from fp8dash.ui.answer import candidates, headline, reasons, tied_with_best
 from fp8dash.ui.frame import Frame, draw, query_ids, zone
-from fp8dash.ui.words import DASH, heading, interval, many, moment, plain, short, shown
+from fp8dash.ui.words import many, moment, plain, short
 
 SHOWN = ("kld", "ln_ppl_diff", "top1", "needle", "gemm_speedup", "model_bytes", "bits_per_weight", "coverage")
 AXES = {

@@ -16,8 +16,9 @@ from fp8dash.choose.recipe import GROUPS, Cast, Recipe, parse_recipe
 from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
 from fp8dash.choose.scaling import FLOAT32, RULES, TILES
 from fp8dash.errors import Fp8dashError, InvalidChoice
+from fp8dash.metrics import three
 from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
-from fp8dash.ui.words import listed, many, plain, three
+from fp8dash.ui.words import listed, many, plain
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"

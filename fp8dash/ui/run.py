@@ -7,11 +7,11 @@ import streamlit as st
 
 from db.store import FINISHED, Run
 from fp8dash.choose.records import Layer, Measurement
-from fp8dash.report import METRICS
+from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.ui import charts
 from fp8dash.ui.frame import Frame, draw, guarded, zone
 from fp8dash.ui.stages import progress
-from fp8dash.ui.words import DASH, lasted, moment, plain, setting, short, shown, signed, three
+from fp8dash.ui.words import lasted, moment, plain, setting, short
 
 WORST = 10
 LOG_LINES = 400
@@ -99,6 +99,7 @@ def _numbers(numbers: list[Measurement]) -> None:
     table = table[[column for column in table if (table[column] != "").any()]]
     config = {
         "What": st.column_config.TextColumn(width=190),
+        "Of": st.column_config.TextColumn(width=70),
         "Value": st.column_config.TextColumn(width=100, alignment="right"),
         "95 % interval": st.column_config.TextColumn(width=175),
         "Note": st.column_config.TextColumn(width=200),
@@ -116,7 +117,9 @@ def _title(name: str) -> str:
 
 
 def _value(m: Measurement) -> str:
-    return shown(METRICS[m.name], m.value) if m.name in METRICS else three(m.value)
+    if m.name in METRICS:
+        return shown(METRICS[m.name], m.value)
+    return f"{m.value:,.0f}" if m.unit == "tokens" and m.value is not None else three(m.value)
 
 
 def _layers(layers: list[Layer]) -> None:

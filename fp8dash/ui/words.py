@@ -1,15 +1,12 @@
 """How the screen writes numbers, times and what users typed. No streamlit, no database."""
 
-import math
 import re
 from datetime import datetime, tzinfo
 from pathlib import PurePath
 
 from fp8dash.choose.records import Request
-from fp8dash.report import Metric, Standing
+from fp8dash.metrics import DASH
 
-DASH = "—"
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MARKDOWN = re.compile(r"([!-/:-@\[-`{-~])")
 APART = re.compile(r"(?<=:)(?=[\w+/])|(?<=[-<>~=])(?=[-<>=])|(?<=\w)(?=@)|(?<=www)(?=\.)")  # shortcodes, arrows, links
 JOINER = "\u2060"  # zero wide
@@ -24,79 +21,6 @@ def plain(text: str) -> str:
     text = " ".join(text.split())
     text = APART.sub(JOINER, text)
     return MARKDOWN.sub(r"\\\1", text)
-
-
-def three(value: float | None) -> str:
-    """Three significant digits, zeros kept, a proper minus sign.
-
-    >>> three(0.0172), three(-0.5), three(162.9), three(1234.0), three(None), three(0.0), three(1.837e-6)
-    ('0.0172', '−0.500', '163', '1,230', '—', '0', '1.84×10⁻⁶')
-    """
-    if value is None or math.isnan(value):
-        return DASH
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value == 0:
-        return "0"
-    rounded = float(f"{value:.3g}")
-    text = f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:#.3g}".rstrip(".")
-    return powers(text).replace("-", "−")
-
-
-def powers(text: str) -> str:
-    """A number's text with its exponent as a power of ten.
-
-    >>> powers("2e-05"), powers("0.5")
-    ('2×10⁻⁵', '0.5')
-    """
-    return re.sub(r"e([+-]\d+)", lambda found: "×10" + str(int(found[1])).translate(RAISED), text)
-
-
-def signed(value: float | None) -> str:
-    """Three significant digits with their sign.
-
-    >>> signed(0.0124), signed(-0.0124)
-    ('+0.0124', '−0.0124')
-    """
-    return f"+{three(value)}" if value is not None and value > 0 else three(value)
-
-
-def shown(metric: Metric, value: float | None) -> str:
-    """A metric's value without its unit, alike in every row of a column.
-
-    >>> from fp8dash.report import METRICS
-    >>> shown(METRICS["top1"], 0.91), shown(METRICS["model_bytes"], 162.9e6), shown(METRICS["kld"], 0.03)
-    ('0.910', '163', '0.0300')
-    """
-    if value is None or not math.isfinite(value):
-        return three(value)
-    if metric.name == "model_bytes":
-        return three(value / 1e6)
-    if metric.name in ("top1", "needle", "coverage"):
-        return f"{value:.3f}"
-    if metric.name in ("gemm_speedup", "bits_per_weight"):
-        return f"{value:.2f}"
-    if metric.name == "ppl":  # three digits hide what quantization changes
-        return f"{value:#.4g}".rstrip(".")
-    return signed(value) if metric.name == "ln_ppl_diff" else three(value)
-
-
-def heading(metric: Metric) -> str:
-    """A column's title with its unit.
-
-    >>> from fp8dash.report import METRICS
-    >>> heading(METRICS["kld"]), heading(METRICS["model_bytes"])
-    ('KLD (nats)', 'Size (MB)')
-    """
-    unit = {"model_bytes": "MB", "bits_per_weight": ""}.get(metric.name, "" if metric.unit == "share" else metric.unit)
-    return f"{metric.title} ({unit})" if unit else metric.title
-
-
-def interval(row: Standing) -> str:
-    """The 95 % interval of Δ ln PPL, or nothing."""
-    if row.ln_ppl_diff_low is None or row.ln_ppl_diff_high is None:
-        return ""
-    return f"[{signed(row.ln_ppl_diff_low)}, {signed(row.ln_ppl_diff_high)}]"
 
 
 def lasted(seconds: float | None) -> str:

@@ -1,6 +1,6 @@
 """Speed, as ratios within one process: a table, and one JSON object as the last line.
 
-recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward of the same tokens
+recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward, same tokens
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
 """
 

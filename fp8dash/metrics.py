@@ -1,0 +1,100 @@
+"""The leaderboard's metrics: what each is, its unit and direction, and how numbers are written everywhere."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER
+
+DASH = "—"
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+KLD_HELP = "Kullback-Leibler divergence from the baseline: full vocabulary, mean over tokens."
+SPEEDUP_HELP = "BF16 time over cast + product time of the model's Linears at the largest M: native kernels only."
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A column: what it is called on the screen, its unit, which way is better, and how to write it."""
+
+    name: str
+    title: str
+    unit: str
+    better: str
+    help: str
+    digits: str = ""  # as in format(); empty for three significant digits
+    per: float = 1.0  # the screen shows value / per
+    signed: bool = False  # a difference: its sign is always written
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("kld", "KLD", "nats", LOWER, KLD_HELP),
+        Metric("ln_ppl_diff", "Δ ln PPL", "nats", LOWER, "ln PPL minus the baseline's, same windows.", signed=True),
+        Metric("top1", "Top-1", "share", HIGHER, "Share of tokens whose likeliest successor is the baseline's.", ".3f"),
+        Metric("ppl", "PPL", "", LOWER, "Token perplexity over disjoint windows.", "#.4g"),
+        Metric("needle", "Needle", "share", HIGHER, "Share of hidden numbers that came back.", ".3f"),
+        Metric("gemm_speedup", "GEMM speed-up", "× BF16", HIGHER, SPEEDUP_HELP, ".2f"),
+        Metric("bits_per_weight", "Bits/weight", "bits", LOWER, "Bits of a cast weight, scales included.", ".2f"),
+        Metric("model_bytes", "Size", "MB", LOWER, "Stored size of the whole model.", ".0f", 1e6),
+        Metric("coverage", "Coverage", "share", NEITHER, "Share of the parameters that were cast.", ".3f"),
+        Metric("weight_sqnr_db", "Weight SQNR", "dB", HIGHER, "Signal over error of all cast weights together."),
+    )
+}  # fmt: skip
+
+
+def three(value: float | None) -> str:
+    """Three significant digits, zeros kept, a proper minus sign.
+
+    >>> three(0.0172), three(-0.5), three(162.9), three(1234.0), three(None), three(0.0), three(1.837e-6)
+    ('0.0172', '−0.500', '163', '1,230', '—', '0', '1.84×10⁻⁶')
+    """
+    if value is None or math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    text = f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:#.3g}".rstrip(".")
+    return powers(text).replace("-", "−")
+
+
+def powers(text: str) -> str:
+    """A number's text with its exponent as a power of ten.
+
+    >>> powers("2e-05"), powers("0.5")
+    ('2×10⁻⁵', '0.5')
+    """
+    return re.sub(r"e([+-]\d+)", lambda found: "×10" + str(int(found[1])).translate(RAISED), text)
+
+
+def signed(value: float | None) -> str:
+    """Three significant digits with their sign.
+
+    >>> signed(0.0124), signed(-0.0124)
+    ('+0.0124', '−0.0124')
+    """
+    return f"+{three(value)}" if value is not None and value > 0 else three(value)
+
+
+def shown(metric: Metric, value: float | None) -> str:
+    """A metric's value without its unit, alike in every row of a column.
+
+    >>> shown(METRICS["top1"], 0.91), shown(METRICS["model_bytes"], 162.9e6), shown(METRICS["kld"], 0.03)
+    ('0.910', '163', '0.0300')
+    """
+    if value is None or not math.isfinite(value) or not metric.digits:
+        return three(value if value is None else value / metric.per)
+    if metric.signed:
+        return signed(value)
+    return f"{value / metric.per:{metric.digits}}".rstrip(".").replace("-", "−")
+
+
+def heading(metric: Metric) -> str:
+    """A column's title with its unit.
+
+    >>> heading(METRICS["kld"]), heading(METRICS["model_bytes"]), heading(METRICS["top1"])
+    ('KLD (nats)', 'Size (MB)', 'Top-1')
+    """
+    return f"{metric.title} ({metric.unit})" if metric.unit not in ("", "share", "bits") else metric.title
