@@ -13,12 +13,11 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from fp8dash.choose.formats import FORMATS, Format
-from fp8dash.choose.scaling import FLOAT32, RULES, TILES, ScaleRule, Tile
+from fp8dash.choose.scaling import EXACT, FLOAT32, GUARDS, RULES, TILES, Guard, ScaleRule, Tile, tile_of
 from fp8dash.errors import InvalidChoice
 
 BASELINE_TEXT = "bf16"
 GROUPS = ("lm_head", "embeddings", "norms")  # left alone unless a recipe asks for them
-TILE_ALIASES = {"channel": "row", "token": "row"}
 EXAMPLE = "w=e4m3fn/row a=e4m3fn/row"
 
 T = TypeVar("T")
@@ -26,11 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """One operand's format, the tile that shares a scale, and the rule for that scale."""
+    """One operand's format, the tile that shares a scale, the rule for that scale, and what keeps it off zero."""
 
     format: Format
     tile: Tile
     rule: ScaleRule = FLOAT32
+    guard: Guard = EXACT
 
     @property
     def text(self) -> str:
@@ -39,8 +39,9 @@ class Cast:
         >>> parse_cast("e4m3fn/token/float32").text
         'e4m3fn/row'
         """
-        suffix = "" if self.rule == FLOAT32 else f"/{self.rule.name}"
-        return f"{self.format.name}/{self.tile.name}{suffix}"
+        words = [self.format.name, self.tile.name]
+        words += [choice.name for choice in (self.rule, self.guard) if choice not in (FLOAT32, EXACT)]
+        return "/".join(words)
 
     def bits_per_element(self, rows: int, cols: int) -> float:
         """Bits of one element of a [rows, cols] operand, its share of the scales included.
@@ -48,7 +49,8 @@ class Cast:
         >>> parse_cast("e4m3fn/1x32/rceil").bits_per_element(576, 576)
         8.25
         """
-        return self.format.bits + self.rule.bits * math.prod(self.tile.grid(rows, cols)) / (rows * cols)
+        scales = self.rule.bits * math.prod(self.tile.grid(rows, cols)) + (32 if self.rule.outer else 0)
+        return self.format.bits + scales / (rows * cols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +96,21 @@ class Recipe:
 
 
 def parse_cast(text: str) -> Cast:
-    """A cast from format/tile or format/tile/rule; raises InvalidChoice."""
+    """A cast from format/tile, then a scale rule or a guard or both; raises InvalidChoice.
+
+    >>> parse_cast("int4/1x128/ct").guard.name
+    'ct'
+    """
     parts = [part.strip().lower() for part in text.split("/")]
-    if len(parts) not in (2, 3):
+    if not 2 <= len(parts) <= 4:
         raise InvalidChoice(f"“{text}” is not a cast: write format/tile or format/tile/rule, as in e4m3fn/128x128.")
-    tile = TILE_ALIASES.get(parts[1], parts[1])
-    return Cast(
-        _choose("format", parts[0], FORMATS),
-        _choose("tile", tile, TILES),
-        _choose("scale rule", parts[2], RULES) if len(parts) == 3 else FLOAT32,
-    )
+    fmt, tile = _choose("format", parts[0], FORMATS), tile_of(parts[1])
+    if tile is None:
+        raise InvalidChoice(f"“{parts[1]}” is not a tile: choose one of {', '.join(TILES)}, or any rows x columns.")
+    guard = _choose("guard", parts.pop(), GUARDS) if parts[-1] in GUARDS and len(parts) > 2 else EXACT
+    if len(parts) > 3:
+        raise InvalidChoice(f"“{parts[3]}” is not a guard: choose one of {', '.join(GUARDS)}.")
+    return Cast(fmt, tile, _choose("scale rule", parts[2], RULES) if len(parts) == 3 else FLOAT32, guard)
 
 
 def parse_recipe(text: str) -> Recipe:

@@ -1,10 +1,13 @@
-"""Who shares a scale (Tile) and how a scale is rounded and stored (ScaleRule). Values only: no torch.
+"""Who shares a scale (Tile), how a scale is rounded and stored (ScaleRule), and what keeps it off zero (Guard).
 
-A scale is always the factor that undoes the cast: value = code * scale.
+A scale is always the factor that undoes the cast: value = code * scale. Values only: no torch.
 """
 
 import math
+import re
 from dataclasses import dataclass
+
+LARGEST_TILE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,95 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """How amax / max becomes the stored scale."""
+    """How a tile's amax becomes its stored scale.
+
+    A rule with `outer` is two-level: each tile's scale is relative to one float32 scale of the whole tensor.
+    """
 
     name: str
-    bits: int
-    power_of_two: bool
+    bits: int  # of a stored scale, 0 where none is stored
+    stored: str  # "float32", "e8m0", "e4m3" or "" for none
     meaning: str
+    outer: bool = False
+    power_of: str = ""  # a power of two of "quotient" (amax / max) or of "amax" (its exponent less the format's)
+    carry: str = ""  # what is added to its mantissa, so that it may carry into the exponent
 
 
-TENSOR, ROW = Tile("tensor", 0, 0), Tile("row", 1, 0)
-GROUP_1X128, BLOCK_128X128, GROUP_1X32 = Tile("1x128", 1, 128), Tile("128x128", 128, 128), Tile("1x32", 1, 32)
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What a library does to keep scales off zero, and how wide it takes an integer's range to be."""
 
-FLOAT32 = ScaleRule("float32", 32, False, "amax / max, kept as float32")
-RCEIL = ScaleRule("rceil", 8, True, "amax / max rounded up to a power of two, kept as E8M0: never clips")
+    name: str
+    meaning: str
+    amax_floor: float = 0.0
+    scale_floor: float = 0.0
+    zero_scale: float = 1.0  # of a tile whose amax is zero
+    full_integers: bool = False  # codes -max - 1 ... max over max + 0.5
 
-TILES = {t.name: t for t in (TENSOR, ROW, GROUP_1X128, BLOCK_128X128, GROUP_1X32)}
-RULES = {r.name: r for r in (FLOAT32, RCEIL)}
+
+TENSOR, ROW, COLUMN = Tile("tensor", 0, 0), Tile("row", 1, 0), Tile("column", 0, 1)
+GROUP_1X128, BLOCK_128X128 = Tile("1x128", 1, 128), Tile("128x128", 128, 128)
+GROUP_1X32, GROUP_1X16 = Tile("1x32", 1, 32), Tile("1x16", 1, 16)
+
+FLOAT32 = ScaleRule("float32", 32, "float32", "amax / max, kept as float32")
+POW2 = ScaleRule(
+    "pow2", 32, "float32", "amax / max rounded up to a power of two, kept as float32", power_of="quotient", carry="any"
+)
+RCEIL = ScaleRule(
+    "rceil", 8, "e8m0", "amax * (1 / max) rounded up to a power of two: never clips", power_of="quotient", carry="any"
+)
+FLOOR = ScaleRule(
+    "floor", 8, "e8m0", "amax's exponent less the format's: OCP MX 1.0; clips the top", power_of="amax", carry="none"
+)
+CEIL = ScaleRule(
+    "ceil", 8, "e8m0", "amax's exponent rounded up, less the format's: wastes a binade", power_of="amax", carry="any"
+)
+EVEN = ScaleRule(
+    "even", 8, "e8m0", "amax rounded to the format's mantissa, then floor", power_of="amax", carry="half code"
+)
+ONE_BIT = ScaleRule(
+    "onebit",
+    8,
+    "e8m0",
+    "amax rounded at one mantissa bit, then floor: compressed-tensors",
+    power_of="amax",
+    carry="quarter",
+)
+NVFP4 = ScaleRule("nvfp4", 8, "e4m3", "E4M3 per tile under one float32 per tensor, amax / (448 * max)", outer=True)
+MOSS = ScaleRule("moss", 8, "e8m0", "power of two up per tile under one float32 per tensor: MOSS", outer=True)
+UNIT = ScaleRule("unit", 0, "", "scale 1: unit scaling, nothing is stored")
+MSE = ScaleRule("mse", 32, "float32", "float32, shrunk by up to 20 % where that lowers the error")
+
+EXACT = Guard("exact", "a tile of zeros has scale 1; no scale is subnormal")
+CT = Guard("ct", "compressed-tensors: a zero scale becomes float32's epsilon; integers over max + 0.5",
+           zero_scale=2.0**-23, full_integers=True)  # fmt: skip
+VLLM = Guard(
+    "vllm",
+    "vLLM per token: scales of at least 1 / (448 * 512)",
+    scale_floor=1 / (448 * 512),
+    zero_scale=1 / (448 * 512),
+)
+VLLM_GROUP = Guard("vllm-group", "vLLM per token group: amax of at least 1e-10", amax_floor=1e-10)
+DEEPGEMM = Guard("deepgemm", "DeepSeek-V3 and DeepGEMM: amax of at least 1e-4", amax_floor=1e-4)
+TORCHAO = Guard("torchao", "torchao: amax of at least 1e-12", amax_floor=1e-12)
+TE = Guard("te", "Transformer Engine: a tile of zeros has scale 1")
+
+TILES = {t.name: t for t in (TENSOR, ROW, COLUMN, GROUP_1X128, BLOCK_128X128, GROUP_1X32, GROUP_1X16)}
+RULES = {r.name: r for r in (FLOAT32, POW2, RCEIL, FLOOR, CEIL, EVEN, ONE_BIT, NVFP4, MOSS, UNIT, MSE)}
+GUARDS = {g.name: g for g in (EXACT, CT, VLLM, VLLM_GROUP, DEEPGEMM, TORCHAO, TE)}
+ALIASES = {"channel": "row", "token": "row", "block": "128x128"}
+
+
+def tile_of(name: str) -> Tile | None:
+    """The tile of a name, an alias, or any rows x columns; None for what is none of these.
+
+    >>> tile_of("channel").name, tile_of("1x64"), tile_of("64")
+    ('row', Tile(name='1x64', rows=1, cols=64), None)
+    """
+    name = ALIASES.get(name, name)
+    if name in TILES:
+        return TILES[name]
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", name)
+    if not found or max(int(found[1]), int(found[2])) > LARGEST_TILE:
+        return None
+    return Tile(name, int(found[1]), int(found[2]))

@@ -17,7 +17,7 @@ ROUNDING = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's roundin
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """Sums over elements: energies, and counts of flushed, clipped and non-zero ones."""
 
     signal: float = 0.0
@@ -27,7 +27,7 @@ class _Sums:
     nonzero: int = 0
     elements: int = 0
 
-    def add(self, other: "_Sums") -> None:
+    def add(self, other: "Sums") -> None:
         """Adds another's sums."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -61,11 +61,11 @@ def weight_error(swaps: Iterable[Swap], total: int) -> Iterator[Progress | Layer
 
     Raises what the swaps raise.
     """
-    sums, coverage = _Sums(), _Coverage()
+    sums, coverage = Sums(), _Coverage()
     seen: set[int] = set()
     for index, swap in enumerate(swaps):
         yield Progress("quantize", index, total, swap.name)
-        own = _errors(swap.before, swap.codes) if swap.codes else None
+        own = errors_of(swap.before, swap.codes) if swap.codes else None
         if own:
             sums.add(own)
         layer = _layer(swap, own)
@@ -76,10 +76,11 @@ def weight_error(swaps: Iterable[Swap], total: int) -> Iterator[Progress | Layer
     yield from _measurements(sums, coverage)
 
 
-def _errors(before: Tensor, codes: Quantized) -> _Sums:
-    sums = _Sums()
+def errors_of(before: Tensor, codes: Quantized) -> Sums:
+    """What the codes of a [rows, cols] tensor lost of it."""
+    sums = Sums()
     rows = max(1, CHUNK // before.shape[1])
-    scales = spread(codes.scales, codes.cast.tile, *before.shape).expand(before.shape)
+    scales = spread(codes.factors, codes.cast.tile, *before.shape).expand(before.shape)
     after = dequantize(codes)
     for start in range(0, len(before), rows):
         part = slice(start, start + rows)
@@ -93,7 +94,7 @@ def _errors(before: Tensor, codes: Quantized) -> _Sums:
     return sums
 
 
-def _layer(swap: Swap, errors: _Sums | None) -> Layer:
+def _layer(swap: Swap, errors: Sums | None) -> Layer:
     rows, cols = swap.before.shape
     if swap.codes is None or errors is None:
         bits = 8.0 * swap.before.element_size()
@@ -120,7 +121,7 @@ def _count(coverage: _Coverage, swap: Swap, bits: float, tied: bool) -> None:
     coverage.parameters += 0 if tied else size
 
 
-def _measurements(sums: _Sums, coverage: _Coverage) -> Iterator[Measurement]:
+def _measurements(sums: Sums, coverage: _Coverage) -> Iterator[Measurement]:
     def measured(name: str, value: float | None, unit: str, better: str, note: str = "") -> Measurement:
         return Measurement(name, value, unit, better, METHOD, "arithmetic", note=note)
 

@@ -5,31 +5,49 @@ zeros gives zeros. NaN and infinity are refused by `quantize` and stay loud (NaN
 for the device; whoever measures checks its result.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fp8dash.choose.formats import FloatFormat, Format
+from fp8dash.choose.formats import E4M3FN, FloatFormat, Format
 from fp8dash.choose.recipe import Cast
 from fp8dash.choose.scaling import ScaleRule, Tile
 from fp8dash.errors import NotFinite
 
-DTYPES = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+DTYPES = {  # of codes; those of the other formats are uint8, one a byte
+    "e4m3fn": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+    "e5m2fnuz": torch.float8_e5m2fnuz,
+    "int8": torch.int8,
+    "int4": torch.int8,
+}
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny  # a subnormal scale would lose bits of its own
 BLOCK = {"cpu": 1 << 19, "cuda": 1 << 26}  # elements cast at a time
 FRACTION, EXPONENT = 0x007FFFFF, 0x7F800000  # fields of a float32
+SHRINKS, SHRINK_STEP, ERROR_POWER = 20, 0.01, 2.4  # of the searched scale: llm-compressor's MSE observer
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Codes [rows, cols] in the format's dtype and float32 scales, one per tile; value = code * scale."""
+    """Codes [rows, cols] in the format's dtype, and scales [grid rows, grid cols] as stored, in float32.
+
+    value = code * scale, times `outer` [1, 1] where the rule is two-level.
+    """
 
     codes: Tensor
     scales: Tensor
     cast: Cast
+    outer: Tensor | None = None
+
+    @property
+    def factors(self) -> Tensor:
+        """The whole factor of each tile."""
+        return _whole(self.scales, self.outer)
 
 
 def quantize(x: Tensor, cast: Cast) -> Quantized:
@@ -42,50 +60,59 @@ def quantize(x: Tensor, cast: Cast) -> Quantized:
 
 def codes_of(x: Tensor, cast: Cast) -> Quantized:
     """As `quantize`, without waiting for the device to say whether x is finite: scales are NaN where it is not."""
-    scales = scales_of(x, cast)
-    codes = torch.empty_like(x, dtype=DTYPES[cast.format.name])
-    for rows, block, factors in _blocks(x, scales, cast.tile):
-        scaled = _scaled(block, factors, cast.format)
-        scaled = scaled if isinstance(cast.format, FloatFormat) else scaled.round_()
-        codes[rows] = _untiled(scaled, x.shape[1])
-    return Quantized(codes, scales, cast)
+    scales, outer = scales_of(x, cast)
+    codes = torch.empty(x.shape, dtype=DTYPES.get(cast.format.name, torch.uint8), device=x.device)
+    for rows, block, factors in _blocks(x, _whole(scales, outer), cast.tile):
+        codes[rows] = _untiled(encode(_scaled(block, factors, cast), cast.format), x.shape[1])
+    return Quantized(codes, scales, cast, outer)
 
 
 def dequantize(q: Quantized) -> Tensor:
     """The float32 values of codes and scales."""
-    return q.codes.to(torch.float32) * spread(q.scales, q.cast.tile, *q.codes.shape)
+    return decode(q.codes, q.cast.format) * spread(q.factors, q.cast.tile, *q.codes.shape)
 
 
 def round_trip(x: Tensor, cast: Cast) -> Tensor:
     """A [rows, cols] tensor cast and decoded, in its own dtype: the values of `dequantize(quantize(x))`, faster."""
-    scales, out = scales_of(x, cast), torch.empty_like(x)
-    for rows, block, factors in _blocks(x, scales, cast.tile):
-        values = to_grid(_scaled(block, factors, cast.format), cast.format).mul_(factors)
+    return rounded(x, _whole(*scales_of(x, cast)), cast)
+
+
+def rounded(x: Tensor, factors: Tensor, cast: Cast) -> Tensor:
+    """A [rows, cols] tensor cast with given factors [grid rows, grid cols] and decoded, in its own dtype."""
+    out = torch.empty_like(x)
+    for rows, block, own in _blocks(x, factors, cast.tile):
+        values = to_grid(_scaled(block, own, cast), cast.format).mul_(own)
         out[rows] = _untiled(values, x.shape[1])
     return out
 
 
-def scales_of(x: Tensor, cast: Cast) -> Tensor:
-    """Float32 scales of a [rows, cols] tensor, [grid rows, grid cols]: NaN where a tile is not finite."""
-    return scale_from_amax(tile_amax(x, cast.tile), cast.format, cast.rule)
+def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
+    """Stored scales [grid rows, grid cols] and the outer scale [1, 1] of a tensor, float32: NaN where not finite."""
+    amax = tile_amax(x, cast.tile)
+    if cast.rule.outer:
+        return _two_level(amax, cast)
+    if cast.rule.name == "mse":
+        return _searched(x, amax, cast), None
+    return scale_from_amax(amax, cast), None
 
 
 def tile_amax(x: Tensor, tile: Tile) -> Tensor:
     """Float32 largest magnitude of each tile of a [rows, cols] tensor: [grid rows, grid cols]."""
     amax = torch.cat([_tiled(x[rows], tile).abs().amax(-1) for rows in _slices(x)])  # [rows, grid cols]
-    if tile.rows == 0:
-        amax = amax.amax(0, keepdim=True)
-    elif tile.rows > 1:
-        amax = pad(amax, (0, 0, 0, -len(amax) % tile.rows)).reshape(-1, tile.rows, amax.shape[1]).amax(1)
-    return amax.float()
+    return _over_rows(amax, tile, torch.amax).float()
 
 
-def scale_from_amax(amax: Tensor, fmt: Format, rule: ScaleRule) -> Tensor:
-    """The stored scale of each amax, as float32: amax / max, or that rounded up to a power of two."""
-    if rule.power_of_two:
-        return _round_up_e8m0(amax * (1 / torch.tensor(fmt.max, dtype=torch.float32)).item())
-    scales = (amax / fmt.max).clamp_min(SMALLEST_NORMAL)
-    return torch.where(amax == 0, 1.0, scales.masked_fill(~torch.isfinite(amax), torch.nan))
+def scale_from_amax(amax: Tensor, cast: Cast) -> Tensor:
+    """The stored scale of each amax under a rule of one level, as float32; NaN where amax is not finite."""
+    rule, guard = cast.rule, cast.guard
+    amax = amax.clamp_min(guard.amax_floor) if guard.amax_floor else amax
+    if not rule.stored:
+        return torch.ones_like(amax).masked_fill_(~torch.isfinite(amax), torch.nan)
+    if rule.power_of:
+        return _power_of_two(amax, cast)
+    scales = (amax / (cast.format.max + 0.5 * _is_full(cast))).clamp_min(max(guard.scale_floor, SMALLEST_NORMAL))
+    scales = torch.where(amax == 0, guard.zero_scale, scales)
+    return scales.masked_fill(~torch.isfinite(amax), torch.nan)
 
 
 def to_grid(y: Tensor, fmt: Format) -> Tensor:
@@ -100,6 +127,26 @@ def to_grid(y: Tensor, fmt: Format) -> Tensor:
     anchor = y.view(torch.int32).bitwise_and(EXPONENT).clamp_(min=lowest)
     anchor = anchor.add_(((23 - fmt.mantissa_bits) << 23) | (1 << 22)).view(torch.float32)
     return y.add_(anchor).sub_(anchor)
+
+
+def encode(y: Tensor, fmt: Format) -> Tensor:
+    """Codes of scaled, clamped float32 values, in the format's dtype. May work in place."""
+    if not isinstance(fmt, FloatFormat):
+        return y.round_().to(DTYPES[fmt.name])
+    if fmt.name in DTYPES:
+        return y.to(DTYPES[fmt.name])
+    negative = y.signbit()
+    size = to_grid(y, fmt).abs_()
+    normal = (size.view(torch.int32) >> (23 - fmt.mantissa_bits)) - ((127 - fmt.bias) << fmt.mantissa_bits)
+    codes = torch.where(size < fmt.min_normal, (size / fmt.min_subnormal).to(torch.int32), normal)
+    return (codes | (negative.to(torch.int32) << (fmt.bits - 1))).to(torch.uint8)
+
+
+def decode(codes: Tensor, fmt: Format) -> Tensor:
+    """Float32 values of codes."""
+    if fmt.name in DTYPES:
+        return codes.to(torch.float32)
+    return _table(fmt).to(codes.device)[codes.int()]
 
 
 def spread(scales: Tensor, tile: Tile, rows: int, cols: int) -> Tensor:
@@ -138,16 +185,87 @@ def _untiled(x: Tensor, cols: int) -> Tensor:
     return x.flatten(1)[:, :cols]
 
 
-def _scaled(block: Tensor, factors: Tensor, fmt: Format) -> Tensor:
-    """A new float32 tensor: a block over its scales, clamped to the format's range."""
-    return (block / factors).clamp_(-fmt.max, fmt.max)
+def _over_rows(by_row: Tensor, tile: Tile, reduce: Callable[..., Tensor]) -> Tensor:
+    """[rows, grid cols] reduced over the rows of each tile: [grid rows, grid cols]. The edge is padded with zeros."""
+    if tile.rows == 1:
+        return by_row
+    height = tile.rows or len(by_row)
+    return reduce(pad(by_row, (0, 0, 0, -len(by_row) % height)).reshape(-1, height, by_row.shape[1]), dim=1)
 
 
-def _round_up_e8m0(x: Tensor) -> Tensor:
-    """Each float32 rounded up to 2^-127 ... 2^127, as Transformer Engine's float_to_e8m0: bits, never log2."""
+def _scaled(block: Tensor, factors: Tensor, cast: Cast) -> Tensor:
+    """A new float32 tensor: a block over its factors, clamped to the format's range."""
+    top = cast.format.max
+    return (block / factors).clamp_(-top - _is_full(cast), top)
+
+
+def _is_full(cast: Cast) -> bool:
+    """True where an integer's lowest code is used too."""
+    return cast.guard.full_integers and not isinstance(cast.format, FloatFormat)
+
+
+def _whole(scales: Tensor, outer: Tensor | None) -> Tensor:
+    """The factor of each tile; a product that underflows is kept off zero."""
+    return scales if outer is None else (scales * outer).clamp_min(SMALLEST_NORMAL)
+
+
+def _power_of_two(amax: Tensor, cast: Cast) -> Tensor:
+    """Powers of two 2^-127 ... 2^127 by a rule: integer arithmetic on float32's fields, never log2."""
+    quotient = cast.rule.power_of == "quotient"
+    top = torch.tensor(cast.format.max + 0.5 * _is_full(cast), dtype=torch.float32)
+    x = amax * (1 / top).item() if quotient else amax
     bits = x.view(torch.int32)
-    exponent, fraction = bits >> 23, bits & FRACTION
-    halfway = (exponent == 0) & (fraction <= 1 << 22)  # at most 2^-127, which is the smallest scale
-    exponent = (exponent + ((fraction != 0) & ~halfway)).clamp(max=254)
-    power = torch.where(exponent == 0, 1 << 22, exponent << 23).to(torch.int32).view(torch.float32)
-    return power.masked_fill(~torch.isfinite(x), torch.nan)
+    exponent = ((bits + _carry(cast.rule, cast.format)) >> 23) - (0 if quotient else cast.format.max_exponent)
+    if quotient:  # up to 2^-127, the smallest scale, the carry would say 2^-126
+        exponent = exponent.masked_fill(bits <= 1 << 22, 0)
+    return _from_exponent(exponent.clamp(0, 254)).masked_fill(~torch.isfinite(amax), torch.nan)
+
+
+def _carry(rule: ScaleRule, fmt: Format) -> int:
+    """What a rule adds to a float32's bits before its mantissa is dropped."""
+    mantissa_bits = fmt.mantissa_bits if isinstance(fmt, FloatFormat) else fmt.max_exponent
+    return {"none": 0, "any": FRACTION, "half code": 1 << (22 - mantissa_bits), "quarter": 1 << 21}[rule.carry]
+
+
+def _from_exponent(exponent: Tensor) -> Tensor:
+    """2^(exponent - 127) as float32; 0 is the subnormal 2^-127."""
+    return torch.where(exponent == 0, 1 << 22, exponent << 23).to(torch.int32).view(torch.float32)
+
+
+def _two_level(amax: Tensor, cast: Cast) -> tuple[Tensor, Tensor]:
+    """Scales under one float32 of the tensor: E4M3 under amax / (448 * max), or powers of two under amax / max."""
+    fine, finite = cast.rule.stored == "e4m3", torch.isfinite(amax)
+    outer = amax.amax().view(1, 1) / (E4M3FN.max * cast.format.max if fine else cast.format.max)
+    outer = torch.where(outer == 0, 1.0, outer.clamp_min(SMALLEST_NORMAL))
+    relative = amax / cast.format.max / outer
+    if fine:
+        inner = to_grid(relative.clamp_max(E4M3FN.max), E4M3FN).clamp_min(E4M3FN.min_subnormal)
+    else:
+        inner = _from_exponent(((relative.view(torch.int32) + FRACTION) >> 23).clamp(0, 254))
+    inner = torch.where(amax == 0, 1.0, inner)
+    return inner.masked_fill(~finite, torch.nan), outer.masked_fill(~finite.all(), torch.nan)
+
+
+def _searched(x: Tensor, amax: Tensor, cast: Cast) -> Tensor:
+    """For each tile the scale, shrunk by up to 20 %, of least sum |error|^2.4; the largest of equals."""
+    best = scale_from_amax(amax, cast)
+    unit = spread(best, cast.tile, *x.shape)  # errors are taken in these, so that no power of them underflows
+    least = _tile_error(x, best, unit, cast)
+    for step in range(1, SHRINKS):
+        tried = scale_from_amax(amax * (1 - step * SHRINK_STEP), cast)
+        error = _tile_error(x, tried, unit, cast)
+        best = torch.where(error < least, tried, best)
+        least = torch.minimum(error, least)
+    return best
+
+
+def _tile_error(x: Tensor, scales: Tensor, unit: Tensor, cast: Cast) -> Tensor:
+    """Sum of |error / unit|^2.4 over each tile: [grid rows, grid cols]."""
+    error = ((rounded(x.float(), scales, cast) - x) / unit).abs_().pow_(ERROR_POWER)
+    return _over_rows(_tiled(error, cast.tile).sum(-1), cast.tile, torch.sum)
+
+
+@cache
+def _table(fmt: Format) -> Tensor:
+    """Every code's value, float32."""
+    return torch.tensor([fmt.decode(code) for code in range(1 << fmt.bits)], dtype=torch.float32)

@@ -8,7 +8,9 @@ from fp8dash.ui.charts import GREY, tile_colour
 
 SIDE, GAP = 30, 8
 WIDTH, HEIGHT = 2 * SIDE + GAP + 2, SIDE + 2
-CUTS = {"tensor": (1, 1), "row": (8, 1), "1x128": (8, 2), "128x128": (2, 2), "1x32": (8, 4)}  # rows, columns drawn
+CUTS = {  # rows and columns drawn
+    "tensor": (1, 1), "row": (8, 1), "column": (1, 8), "128x128": (2, 2), "1x128": (8, 2), "1x32": (8, 4), "1x16": (8, 6),
+}  # fmt: skip
 
 
 def recipe_glyph(recipe: Recipe) -> str:
