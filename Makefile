@@ -1,5 +1,6 @@
 # make demo: measure eight recipes on a small real model, then serve the result (SERVE=0: end after the study)
 # make run: serve what is there, with a worker · make test: every check · make bench: speed, as ratios within one run
+# make gpu-check: every native path on this machine's GPU, as one JSON document (without one: a small mode on the CPU)
 # make shots: the README's pictures, from the dashboard that serves on PORT
 
 VENV := .venv
@@ -10,7 +11,7 @@ SERVE ?= 1
 CONSTRAINT := $(if $(shell command -v nvidia-smi),,-c .constraints-cpu.txt)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo run test bench shots clean
+.PHONY: demo run test bench gpu-check shots clean
 
 demo: $(VENV)/app
 	$(BIN)/fp8dash demo --port $(PORT) $(if $(filter 0,$(SERVE)),--no-serve)
@@ -26,6 +27,9 @@ test: $(VENV)/dev
 
 bench: $(VENV)/app
 	$(BIN)/python -m tests.bench
+
+gpu-check: $(VENV)/app
+	$(BIN)/python -m tests.gpu.check
 
 shots: $(VENV)/dev
 	$(BIN)/python -m tests.e2e.shots http://127.0.0.1:$(PORT) .images

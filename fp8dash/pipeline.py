@@ -22,11 +22,13 @@ from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
+from fp8dash.measure.gradients import gradients
+from fp8dash.measure.kv_cache import kv_memory
 from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
-from fp8dash.model.swap import cast_model
+from fp8dash.model.swap import EMULATED, cast_model
 
 PREPARING = ("load", "baseline", "quantize")
 
@@ -45,7 +47,7 @@ class Bench:
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
     loaded: LoadedModel = field(init=False)  # from load, as are the next four
     corpus: Corpus = field(init=False)
-    windows: Tensor = field(init=False)  # only where perplexity is measured
+    windows: Tensor = field(init=False)  # only where perplexity or gradients are measured
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
     baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
@@ -90,7 +92,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 1, 3, "reading weights")
     loaded = bench.loaded = load(folder, bench.where)
     yield Progress("load", 2, 3, "cutting the corpus")
-    if "perplexity" in request.measures:
+    if {"perplexity", "gradients"} & set(request.measures):
         bench.windows = cut_windows(
             loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context
         )
@@ -118,6 +120,10 @@ def _baseline(bench: Bench) -> Iterator[Item]:
         yield item
 
 
+def _gradients(bench: Bench) -> Iterator[Item]:
+    yield from gradients(bench.loaded.model, bench.windows)
+
+
 def _quantize(bench: Bench) -> Iterator[Item]:
     model = bench.loaded.model
     total = sum(1 for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor))
@@ -128,7 +134,10 @@ def _quantize(bench: Bench) -> Iterator[Item]:
             if isinstance(item, Layer):
                 layers.append(item)
             yield item
-    bench.backend = bench.facts["backend"] = backend_of(layers)
+    if bench.recipe.kv:
+        yield from kv_memory(model, bench.recipe.kv, bench.request.window_length)
+    others = (EMULATED,) if bench.recipe.casts_attention else ()
+    bench.backend = bench.facts["backend"] = backend_of(layers, *others)
 
 
 def _gemm(bench: Bench) -> Iterator[Item]:
@@ -137,19 +146,20 @@ def _gemm(bench: Bench) -> Iterator[Item]:
 
 def _perplexity(bench: Bench) -> Iterator[Item]:
     model, seed = bench.loaded.model, bench.request.seed
-    yield from perplexity(model, bench.base_head, bench.windows, bench.baseline, bench.backend, seed)
+    yield from perplexity(model, bench.base_head, bench.windows, bench.baseline, bench.backend, seed, bench.recipe.kv)
 
 
 def _needle(bench: Bench) -> Iterator[Item]:
     request, loaded = bench.request, bench.loaded
     haystack = [NOISE] if request.haystack == "noise" else sentences(bench.corpus.text)
     grid = (request.needle_lengths, request.needle_depths)
-    yield from needle(loaded, *grid, haystack, bench.backend, request.seed)
+    yield from needle(loaded, *grid, haystack, bench.backend, request.seed, bench.recipe.kv)
 
 
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "load": _load,
     "baseline": _baseline,
+    "gradients": _gradients,
     "quantize": _quantize,
     "gemm": _gemm,
     "perplexity": _perplexity,

@@ -158,6 +158,7 @@ def describe(device: str = "auto") -> dict[str, Any]:
         "kind": found.kind,
         "name": found.label,
         "capability": list(found.capability),
+        "cuda": list(found.cuda),
         "memory_bytes": found.memory_bytes,
     }
 

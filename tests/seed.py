@@ -21,7 +21,6 @@ from fp8dash.choose.records import (
     HIGHER,
     LOWER,
     NEITHER,
-    STAGES,
     GemmPoint,
     Layer,
     Measurement,
@@ -249,7 +248,7 @@ def _finished(store: Store, name: str, device: str, study: str, owner: str, when
             "seed": 0,
         },
     )
-    _stages(store, run_id, STAGES, when)
+    _stages(store, run_id, tuple(SECONDS), when)
     with store.session() as session:
         for stage, found in rows.items():
             for row in found:
@@ -266,7 +265,7 @@ def _other(
     created = now - timedelta(minutes=10) + timedelta(seconds=order)
     _change(store, run_id, state=state, created_at=created, **ended, **values)
     if stage := values.get("stage"):
-        _stages(store, run_id, STAGES[: STAGES.index(stage)], now - timedelta(minutes=2))
+        _stages(store, run_id, tuple(SECONDS)[: list(SECONDS).index(stage)], now - timedelta(minutes=2))
     return run_id
 
 

@@ -32,7 +32,7 @@ OWNERS = {
     "sqlalchemy": ("db", "jobs.queue"),
     "alembic": ("db",),
     "dbos": ("jobs.queue", "jobs.worker"),
-    "transformers": ("fp8dash.model", "fp8dash.measure"),
+    "transformers": ("fp8dash.model", "fp8dash.measure", "fp8dash.quant.kv_cache"),
     "torch": ("fp8dash.quant", "fp8dash.model", "fp8dash.measure", "fp8dash.pipeline", "jobs.child"),
     "safetensors": ("fp8dash.model", "fp8dash.measure"),
     "platformdirs": ("fp8dash.places",),

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from fp8dash.choose.hardware import Device, native_path
+from fp8dash.choose.hardware import INT_MM, SCALED_MM, Device, native_path
 from fp8dash.choose.recipe import parse_cast, parse_recipe
 from fp8dash.errors import KernelRefused
-from fp8dash.quant.cast import codes_of, dequantize, quantize
-from fp8dash.quant.matmul import ActivationCast, multiply
+from fp8dash.quant.cast import Quantized, codes_of, dequantize, quantize
+from fp8dash.quant.matmul import ActivationCast, Operand, activation_operand, multiply, scaled_mm, swizzled
 
 CPU = Device("cpu", "CPU")
 NATIVE = [f"w={f}/{t} a={f}/{t}" for f in ("e4m3fn", "e5m2", "int8") for t in ("tensor", "row")]
@@ -52,26 +52,140 @@ def test_what_a_kernel_refuses_is_said_in_one_sentence():
         multiply(x, w, "scaled_mm", torch.bfloat16)
 
 
-HOPPER, AMPERE = Device("cuda", "H200", (9, 0)), Device("cuda", "A100", (8, 0))
+AMPERE, ADA = Device("cuda", "A100", (8, 0), cuda=(12, 9)), Device("cuda", "L40S", (8, 9), cuda=(12, 9))
+HOPPER = Device("cuda", "H200", (9, 0), cuda=(13, 0))
+HOPPER_128, HOPPER_UNTOLD = Device("cuda", "H100", (9, 0), cuda=(12, 8)), Device("cuda", "H100", (9, 0))
+BLACKWELL, BLACKWELL_126 = Device("cuda", "B200", (10, 0), cuda=(12, 9)), Device("cuda", "B200", (10, 0), cuda=(12, 6))
+CONSUMER = Device("cuda", "RTX 5090", (12, 0), cuda=(13, 0))
+
+ROWS = "w=e4m3fn/row a=e4m3fn/row"
+BLOCK = "w=e4m3fn/128x128 a=e4m3fn/1x128"
+GROUPS = "w=e4m3fn/1x128 a=e4m3fn/1x128"
+MX = "w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil"
 
 
 @pytest.mark.parametrize(
-    ("text", "device", "n", "k", "reason"),
+    ("text", "device", "n", "k", "reason", "whose", "nearest"),
     [
-        ("w=e4m3fn/row a=e4m3fn/row", AMPERE, 576, 576, "compute capability 8.9"),
-        ("w=e4m3fn/row a=e4m3fn/row", HOPPER, 100, 208, "multiples of 16"),
-        ("w=e5m2/row a=e5m2/row", HOPPER, 576, 576, "E5M2"),
-        ("w=e4m3fn/128x128 a=e4m3fn/1x128", HOPPER, 576, 576, "128x128 weights"),
-        ("w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil", CPU, 576, 576, "1x32 weights"),
-        ("w=e4m3fn/row", CPU, 576, 576, "both operands"),
-        ("w=int8/row a=e4m3fn/row", CPU, 576, 576, "no kernel multiplies"),
-        ("w=int8/row a=int8/row", HOPPER, 100, 201, "multiples of 8"),
+        (ROWS, AMPERE, 576, 576, "compute capability 8.9, this device has 8.0", "hardware", "int8/row"),
+        (ROWS, HOPPER, 100, 208, "K=208 and N=100 must both be multiples of 16", "torch", "skip this layer"),
+        (ROWS, HOPPER, 576, 200, "multiples of 16", "torch", "emulate"),
+        ("w=e4m3fn/row/rceil a=e4m3fn/row", HOPPER, 576, 576, "take float32 scales", "torch", "float32"),
+        ("w=e4m3fn/row/rceil a=e4m3fn/row", CPU, 576, 576, "take float32 scales", "torch", "float32"),
+        ("w=e5m2/row a=e5m2/row", HOPPER, 576, 576, "E5M2 × E5M2", "cuBLASLt", "e4m3fn weights"),
+        ("w=e5m2/128x128 a=e5m2/1x128", HOPPER, 256, 256, "E5M2 × E5M2", "cuBLASLt", "e4m3fn weights"),
+        ("w=e5m2/row a=e4m3fn/row", ADA, 576, 576, "E5M2 weights need Hopper", "CUTLASS", "e4m3fn weights"),
+        ("w=e5m2/row a=e4m3fn/row", BLACKWELL, 576, 576, "E5M2 weights need Hopper", "CUTLASS", "e4m3fn weights"),
+        (BLOCK, CPU, 256, 256, "128x128 weights with 1x128 activations", "torch's CPU kernels", "row"),
+        (BLOCK, AMPERE, 256, 256, "compute capability 8.9", "hardware", "int8/row"),
+        (BLOCK, ADA, 256, 256, "compute capability 9.x only, this is 8.9", "cuBLASLt", "row"),
+        (BLOCK, BLACKWELL, 256, 256, "compute capability 9.x only, this is 10.0", "cuBLASLt", "1x32"),
+        (BLOCK, CONSUMER, 256, 256, "compute capability 9.x only, this is 12.0", "cuBLASLt", "1x32"),
+        (BLOCK, HOPPER_128, 256, 256, "CUDA 12.9, this torch has 12.8", "cuBLASLt", "row"),
+        (BLOCK, HOPPER_UNTOLD, 256, 256, "CUDA 12.9, this torch has none known", "cuBLASLt", "row"),
+        (BLOCK, HOPPER, 256, 576, "K=576 must be a multiple of 128", "torch's shape rule", "row"),
+        (BLOCK, HOPPER, 250, 512, "multiples of 16", "torch", "skip"),
+        ("w=e5m2/128x128 a=e4m3fn/1x128", HOPPER, 256, 256, "for e4m3fn by e4m3fn", "torch", "e4m3fn for both"),
+        ("w=e4m3fn/128x128/rceil a=e4m3fn/1x128", HOPPER, 256, 256, "take float32 scales", "torch", "pow2"),
+        ("w=e4m3fn/1x128 a=e4m3fn/128x128", HOPPER, 256, 256, "1x128 weights with 128x128", "torch", "128x128 with"),
+        ("w=e4m3fn/tensor a=e4m3fn/row", HOPPER, 256, 256, "tensor weights with row", "torch", "row for both"),
+        (MX, CPU, 576, 576, "1x32 weights with 1x32", "torch's CPU kernels", "row"),
+        (MX, HOPPER, 512, 512, "compute capability 10.0, this device has 9.0", "hardware", "128x128 weights"),
+        (MX, HOPPER, 512, 576, "compute capability 10.0, this device has 9.0", "hardware", "row"),
+        (MX, HOPPER_128, 512, 512, "compute capability 10.0, this device has 9.0", "hardware", "row"),
+        (MX, BLACKWELL_126, 512, 512, "CUDA 12.8, this torch has 12.6", "cuBLASLt", "row"),
+        ("w=e4m3fn/1x32 a=e4m3fn/1x32", BLACKWELL, 512, 512, "must be E8M0", "cuBLASLt", "rceil"),
+        ("w=e4m3fn/1x32/rceil a=e5m2/1x32/rceil", BLACKWELL, 512, 512, "for e4m3fn by e4m3fn", "torch", "e4m3fn"),
+        ("w=e4m3fn/row", CPU, 576, 576, "both operands", "torch", "row for both"),
+        ("w=int8/row a=e4m3fn/row", CPU, 576, 576, "no kernel multiplies e4m3fn by int8", "torch", "int8 for both"),
+        ("w=int8/row a=int8/row", HOPPER, 100, 201, "multiples of 8", "torch", "skip"),
+        ("w=int8/1x128 a=int8/1x128", HOPPER, 256, 256, "1x128 weights with 1x128", "torch", "row"),
     ],
 )
-def test_why_no_kernel_is_legal_is_said(text, device, n, k, reason):
+def test_a_refusal_says_the_rule_whose_it_is_and_the_nearest_choice_that_works(
+    text, device, n, k, reason, whose, nearest
+):
     path = native_path(parse_recipe(text), n, k, device)
     assert not path.is_native and reason in path.reason
+    rule, _, choice = path.reason.partition("; nearest: ")
+    assert whose in rule[rule.index("(") :] and nearest in choice
 
 
-def test_m_is_free_on_hopper():
-    assert native_path(parse_recipe("w=e4m3fn/row a=e4m3fn/row"), 576, 576, HOPPER).is_native
+@pytest.mark.parametrize(
+    ("text", "device", "n", "k"),
+    [
+        (ROWS, ADA, 576, 576),
+        (ROWS, HOPPER, 576, 576),
+        (ROWS, HOPPER_UNTOLD, 576, 576),
+        (ROWS, BLACKWELL, 576, 576),
+        ("w=e5m2/row a=e4m3fn/row", HOPPER, 576, 576),
+        ("w=e4m3fn/row a=e5m2/row", ADA, 576, 576),
+        ("w=e4m3fn/tensor a=e5m2/tensor", ADA, 576, 576),
+        ("w=int8/row a=int8/row", AMPERE, 576, 576),
+        (BLOCK, HOPPER, 2112, 7168),  # a ragged N is torch's ceil(N / 128) blocks
+        (GROUPS, HOPPER, 256, 256),
+        ("w=e4m3fn/128x128/pow2 a=e4m3fn/1x128/pow2", HOPPER, 256, 256),
+        (MX, BLACKWELL, 576, 576),
+        (MX, CONSUMER, 576, 240),  # torch's own tests have a K of 240
+    ],
+)
+def test_what_is_native_on_cuda(text, device, n, k):
+    assert native_path(parse_recipe(text), n, k, device).kernel in (SCALED_MM, INT_MM)
+
+
+@pytest.mark.parametrize("device", [CPU, AMPERE, ADA, HOPPER, HOPPER_128, BLACKWELL, BLACKWELL_126, CONSUMER])
+@pytest.mark.parametrize("text", [ROWS, BLOCK, GROUPS, MX])
+def test_the_nearest_choice_does_work(text, device):
+    named = {"int8/row": "w=int8/row a=int8/row", "row": ROWS, "row for both": ROWS,
+             "1x32 with the rule rceil": MX, "128x128 weights with 1x128 activations": BLOCK}  # fmt: skip
+    path = native_path(parse_recipe(text), 512, 512, device)
+    if not path.is_native:
+        nearest = named[path.reason.partition("; nearest: ")[2]]
+        assert native_path(parse_recipe(nearest), 512, 512, device).is_native
+
+
+def unfilled(rows, cols, cast):
+    """Codes and scales on the meta device, where torch checks shapes, strides and types as for CUDA."""
+    codes = torch.empty(rows, cols, dtype=torch.float8_e4m3fn, device="meta")
+    return Quantized(codes, torch.empty(cast.tile.grid(rows, cols), device="meta"), cast)
+
+
+@pytest.mark.parametrize("text", ["w=e4m3fn/tensor a=e4m3fn/tensor", ROWS, BLOCK, GROUPS, MX])
+@pytest.mark.parametrize("shape", [(1, 256, 512), (5, 128, 128), (128, 384, 640), (3, 2048, 4096)], ids=str)
+def test_torch_accepts_the_layout_of_the_scales(text, shape):
+    recipe, (m, n, k) = parse_recipe(text), shape
+    x, w = unfilled(m, k, recipe.activations), unfilled(n, k, recipe.weights)
+    assert multiply(x, w, SCALED_MM, torch.bfloat16).shape == (m, n)
+
+
+def test_torch_refuses_block_scales_that_are_not_laid_out():
+    """So that the test above means something."""
+    recipe = parse_recipe(BLOCK)
+    x, w = unfilled(128, 640, recipe.activations), unfilled(384, 640, recipe.weights)
+    operand = activation_operand(x)
+    wrong = Operand(w.codes.t(), w.scales.t(), torch.nn.functional.ScalingType.BlockWise128x128)
+    with pytest.raises(RuntimeError, match="1x128 x 128x128"):
+        scaled_mm(operand, wrong, torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (128, 4), (130, 5), (300, 18)], ids=str)
+def test_the_swizzle_puts_each_scale_where_cublas_reads_it(shape):
+    rows, groups = shape
+    scales = 2.0 ** torch.arange(rows * groups).remainder(200).sub(100).view(shape)
+    codes = swizzled(scales).view(torch.uint8)
+    tiles = -(-groups // 4)
+    assert len(codes) == -(-rows // 128) * tiles * 512
+    r, g = torch.meshgrid(torch.arange(rows), torch.arange(groups), indexing="ij")
+    offset = 512 * (r // 128 * tiles + g // 4) + r % 32 * 16 + r % 128 // 32 * 4 + g % 4
+    assert torch.equal(codes[offset], scales.log2().add(127).to(torch.uint8))
+    assert codes.count_nonzero() == rows * groups - (scales == 2.0**-127).sum()  # the rest is filled with zeros
+
+
+def test_m_is_free_block_wise_for_rows_are_filled_up_to_four():
+    recipe = parse_recipe(BLOCK)
+    torch.manual_seed(0)
+    x = quantize(torch.randn(5, 256), recipe.activations)
+    operand = activation_operand(x)
+    assert operand.codes.shape == (8, 256) and operand.scales.shape == (8, 2) and operand.scales.stride() == (1, 8)
+    assert torch.equal(operand.codes[:5].float(), x.codes.float()) and not operand.codes[5:].float().any()
+    assert torch.equal(operand.scales[:5], x.scales)

@@ -165,7 +165,25 @@ def test_the_builder_makes_the_recipe_it_shows(store: Store) -> None:
     assert [run.recipe for run in queued(store)] == [text]
 
 
-@pytest.mark.parametrize("typed", ["w=e4m3/row", "w=e4m3fn/7x7", "hello", "w=int8/row skip=<b>"])
+def test_the_builder_casts_the_kv_cache_and_the_attention_path(store: Store) -> None:
+    app = opened("new_run", owner="ada")
+    app.segmented_control("new_run_new_way").set_value("Custom").run()
+    app.toggle("new_run_new_Weights_on").set_value(False)
+    app.toggle("new_run_new_Activations_on").set_value(False)
+    app.run()
+    assert len(app.error) == 1 and app.button("new_run_new_submit").disabled
+    app.toggle("new_run_new_kv_on").set_value(True).run()
+    assert app.code[0].value == "kv=e4m3fn/tensor   # KV_FP8"
+    app.selectbox("new_run_new_kv_share").set_value("token")
+    app.toggle("new_run_new_Attention_on").set_value(True).run()
+    assert app.code[0].value == "kv=e4m3fn/token attn=e4m3fn/tensor"
+    app.selectbox("new_run_new_kv_scale").set_value("unit").run()
+    assert app.code[0].value == "kv=e4m3fn/tensor/unit attn=e4m3fn/tensor"
+    app.button("new_run_new_submit").click().run()
+    assert [run.recipe for run in queued(store)] == ["kv=e4m3fn/tensor/unit attn=e4m3fn/tensor"]
+
+
+@pytest.mark.parametrize("typed", ["w=e9m9/row", "w=e4m3fn/seven", "hello", "w=int8/row skip=<b>"])
 def test_a_recipe_that_cannot_be_is_one_sentence_and_not_queued(typed: str, store: Store) -> None:
     app = opened("new_run", owner="ada")
     app.segmented_control("new_run_new_way").set_value("Typed").run()

@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
-from fp8dash.choose.recipe import GROUPS, Cast, Recipe, parse_cast, parse_recipe
+from fp8dash.choose.recipe import (
+    GROUPS,
+    KV_FORMATS,
+    KV_SHARES,
+    Cast,
+    KvCast,
+    Recipe,
+    parse_cast,
+    parse_kv,
+    parse_recipe,
+)
 from fp8dash.choose.scaling import RULES, TILES
 from fp8dash.errors import InvalidChoice
 from tests.reference import FORMATS as REFERENCE
@@ -17,18 +27,35 @@ casts = st.builds(
     st.sampled_from(list(TILES.values())),
     st.sampled_from(list(RULES.values())),
 )
+kv_casts = st.builds(
+    KvCast, st.sampled_from(list(KV_FORMATS.values())), st.sampled_from(list(KV_SHARES))
+) | st.sampled_from([KvCast(fmt, "tensor", "unit") for fmt in KV_FORMATS.values()])
 recipes = st.builds(
     Recipe,
     st.none() | casts,
     st.none() | casts,
     st.lists(st.sampled_from(GROUPS), unique=True).map(tuple),
     st.lists(st.sampled_from(["*.down_proj", "model.layers.0.*", "lm_head"]), unique=True).map(tuple),
+    st.none() | kv_casts,
+    st.none() | casts,
 )
 
 
 @given(recipes.filter(lambda recipe: not recipe.is_baseline))
 def test_a_recipes_text_reads_back(recipe):
     assert parse_recipe(recipe.text) == recipe
+
+
+@given(kv_casts)
+def test_a_kv_casts_text_reads_back(kv):
+    assert parse_kv(kv.text) == kv and parse_kv(f" {kv.text.upper()} ") == kv
+
+
+def test_the_kv_cache_and_the_attention_path_are_casts_of_their_own():
+    recipe = parse_recipe("attn=e4m3fn/tensor kv=e5m2/tensor/unit")
+    assert recipe.text == "kv=e5m2/tensor/unit attn=e4m3fn/tensor"
+    assert not recipe.is_baseline and not recipe.casts_linears and recipe.casts_attention
+    assert Recipe(also=("lm_head",)).is_baseline
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda p: p.name)
@@ -52,6 +79,13 @@ def test_a_preset_is_found_by_its_recipe_and_by_its_name(preset):
         ("w=int8/row also=head", "not a group"),
         ("w=int8/row skip=$(reboot)", "not a module pattern"),
         ("w=int8/row; drop table run", "not part of a recipe"),
+        ("kv=e4m3fn", "not a KV cache cast"),
+        ("kv=e4m3fn/tensor/unit/exact", "not a KV cache cast"),
+        ("kv=int4/tensor", "“int4” is not a KV cache format: choose one of e4m3fn, e5m2, int8"),
+        ("kv=e4m3fn/row", "“row” is not a share of the KV cache: choose one of tensor, head, token"),
+        ("kv=e4m3fn/tensor/static", "“static” is not a KV cache scale: choose one of dynamic, unit"),
+        ("kv=e4m3fn/token/unit", "write e4m3fn/tensor/unit"),
+        ("attn=e4m3fn", "not a cast"),
     ],
 )
 def test_what_does_not_parse_is_said_with_an_example_or_the_choices(text, said):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fp8dash.choose.catalog import ModelShape
 from fp8dash.choose.formats import E5M2, INT8
 from fp8dash.choose.hardware import Device, native_path
-from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.recipe import KvCast, Recipe
 from fp8dash.choose.records import Request
 from fp8dash.choose.scaling import TENSOR
 
@@ -27,8 +27,8 @@ def advise(recipe: Recipe, shape: ModelShape | None, device: Device | None) -> t
     >>> [a.level for a in advise(parse_recipe("w=int8/tensor a=int8/tensor"), None, None)]
     ['warning']
     """
-    remarks = [*_on_casts(recipe), *(_on_shape(recipe, shape) if shape else ())]
-    if device and not recipe.is_baseline:
+    remarks = [*_on_casts(recipe), *_on_attention(recipe), *(_on_shape(recipe, shape) if shape else ())]
+    if device and recipe.casts_linears:
         path = native_path(recipe, 16, 16, device)  # 16: legal for every alignment rule
         if not path.is_native:
             remarks.append(
@@ -61,7 +61,7 @@ def advise_request(request: Request, shape: ModelShape | None) -> tuple[Advice, 
 
 def _on_casts(recipe: Recipe) -> list[Advice]:
     remarks = []
-    casts = [cast for cast in (recipe.weights, recipe.activations) if cast]
+    casts = [cast for cast in (recipe.weights, recipe.activations, recipe.kv, recipe.attention) if cast]
     if recipe.activations and recipe.activations.format == INT8 and recipe.activations.tile == TENSOR:
         remarks.append(
             Advice(
@@ -83,6 +83,43 @@ def _on_casts(recipe: Recipe) -> list[Advice]:
             )
         )
     return remarks
+
+
+def _on_attention(recipe: Recipe) -> list[Advice]:
+    remarks = []
+    if recipe.casts_attention:
+        remarks.append(
+            Advice(
+                "note", "The KV cache and attention are emulated on any device: quality is exact, speed is not shown."
+            )
+        )
+    if recipe.kv:
+        remarks.append(_on_kv(recipe.kv))
+    if recipe.attention:
+        remarks.append(
+            Advice(
+                "warning",
+                "Attention's own products are cast too: it loses more than the KV cache alone and gains only in fused "
+                "kernels. Sums are float32 here: what narrow accumulators lose over long contexts comes on top.",
+            )
+        )
+    return remarks
+
+
+def _on_kv(kv: KvCast) -> Advice:
+    if kv.scale == "unit" and kv.format == INT8:
+        return Advice("warning", "Every KV scale is 1.0: INT8 then rounds keys and values to whole numbers.")
+    if kv.scale == "unit":
+        return Advice(
+            "warning",
+            "Every KV scale is 1.0, as in vLLM when a checkpoint holds none: keys and values beyond "
+            f"{kv.format.max:,.0f} are clipped. Compare with kv={kv.format.name}/{kv.share}.",
+        )
+    return Advice(
+        "note",
+        "KV scales are dynamic: each prompt and each decoded token by its own amax. Engines that keep one static scale "
+        "a layer may lose more: kv=e4m3fn/tensor/unit shows scale 1.0.",
+    )
 
 
 def _on_shape(recipe: Recipe, shape: ModelShape) -> list[Advice]:

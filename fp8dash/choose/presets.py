@@ -74,10 +74,23 @@ PRESETS = {
             "w=int8/tensor a=int8/tensor",
             "A control: one INT8 scale per tensor, which outliers ruin.",
         ),
+        Preset(
+            "KV_FP8",
+            "kv=e4m3fn/tensor",
+            "Keys and values alone, kept in half the memory: longer contexts, larger batches.",
+            (
+                ("vLLM", "--kv-cache-dtype fp8"),
+                ("compressed-tensors", "kv_cache_scheme"),
+                ("SGLang", "--kv-cache-dtype fp8_e4m3"),
+                ("ModelOpt", "FP8_KV_CFG"),
+            ),
+        ),
     )
 }
 
-DEMO_STUDY = tuple(PRESETS)
+DEMO_STUDY = (
+    "BF16", "FP8_TENSOR", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP8", "FP8_E5M2", "INT8", "INT8_TENSOR",
+)  # fmt: skip
 
 
 def preset_of(recipe: Recipe) -> str | None:

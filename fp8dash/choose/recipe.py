@@ -3,6 +3,8 @@
 w=e4m3fn/128x128 a=e4m3fn/1x128          weights and activations, float32 scales
 w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil  MXFP8 with round-up E8M0 scales
 w=int8/row also=lm_head skip=*.down_proj weights only, the head too, one projection left out
+kv=e4m3fn/tensor                         the KV cache only, scaled as it comes; kv=e4m3fn/tensor/unit with scale 1.0
+attn=e4m3fn/tensor                       the operands of attention's two products and the softmax between them
 bf16                                     nothing is cast: the baseline
 """
 
@@ -12,13 +14,39 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from fp8dash.choose.formats import FORMATS, Format
-from fp8dash.choose.scaling import EXACT, FLOAT32, GUARDS, RULES, TILES, Guard, ScaleRule, Tile, tile_of
+from fp8dash.choose.formats import E4M3FN, E5M2, FORMATS, INT8, Format
+from fp8dash.choose.scaling import (
+    COLUMN,
+    EXACT,
+    FLOAT32,
+    GUARDS,
+    ROW,
+    RULES,
+    TENSOR,
+    TILES,
+    UNIT,
+    Guard,
+    ScaleRule,
+    Tile,
+    tile_of,
+)
 from fp8dash.errors import InvalidChoice
 
 BASELINE_TEXT = "bf16"
 GROUPS = ("lm_head", "embeddings", "norms")  # left alone unless a recipe asks for them
 EXAMPLE = "w=e4m3fn/row a=e4m3fn/row"
+KEYS = ("w", "a", "kv", "attn", "also", "skip")
+KV_FORMATS = {f.name: f for f in (E4M3FN, E5M2, INT8)}
+KV_SHARES = {  # who shares a scale in the KV cache; each sequence, each layer, and keys and values have their own
+    "tensor": "one scale per update",
+    "head": "one per head and update",
+    "token": "one per token and head",
+}
+KV_SCALES = {"dynamic": FLOAT32, "unit": UNIT}
+KV_SCALE_MEANINGS = {
+    "dynamic": "each update, be it a prompt or one decoded token, by its own amax; older codes are never scaled anew",
+    "unit": "scale 1.0 throughout: what vLLM does without calibrated scales",
+}
 
 T = TypeVar("T")
 
@@ -54,21 +82,75 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
+class KvCast:
+    """How keys and values are kept in the cache: format, who shares a scale, and where the scale comes from."""
+
+    format: Format
+    share: str  # of KV_SHARES
+    scale: str = "dynamic"  # of KV_SCALES
+
+    @property
+    def text(self) -> str:
+        """The form that reads back.
+
+        >>> parse_kv("e4m3fn/tensor/dynamic").text, parse_kv("e4m3fn/tensor/unit").text
+        ('e4m3fn/tensor', 'e4m3fn/tensor/unit')
+        """
+        return "/".join([self.format.name, self.share, *([] if self.scale == "dynamic" else [self.scale])])
+
+    @property
+    def cast(self) -> Cast:
+        """The cast of an operand whose rows are what shares a scale."""
+        return Cast(self.format, ROW, KV_SCALES[self.scale])
+
+    @property
+    def picture(self) -> Cast:
+        """The cast of a [tokens, heads * head_dim] operand that comes nearest, to be drawn as one."""
+        return Cast(self.format, {"tensor": TENSOR, "head": COLUMN, "token": ROW}[self.share])
+
+    @property
+    def provenance(self) -> str:
+        """Where the scales come from, for a note beside a number.
+
+        >>> parse_kv("int8/token").provenance, parse_kv("e4m3fn/tensor/unit").provenance
+        ('dynamic scales, one per token and head', 'scale 1.0')
+        """
+        return "scale 1.0" if self.scale == "unit" else f"dynamic scales, {KV_SHARES[self.share]}"
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """What is cast in a model. Linears of the blocks are; GROUPS only when named in `also`.
 
-    `skip` holds shell patterns over module names ("*.down_proj", "model.layers.0.*").
+    `kv` is what the cache holds; `attention` casts Q, K and V [heads * tokens, head_dim], and the softmax. `skip`
+    holds shell patterns over module names ("*.down_proj", "model.layers.0.*"), and is of Linears alone.
     """
 
     weights: Cast | None = None
     activations: Cast | None = None
     also: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    kv: KvCast | None = None
+    attention: Cast | None = None
 
     @property
     def is_baseline(self) -> bool:
-        """True where nothing is cast."""
-        return self.weights is None and self.activations is None
+        """True where nothing is cast.
+
+        >>> parse_recipe("kv=e4m3fn/tensor").is_baseline
+        False
+        """
+        return not self.casts_linears and not self.casts_attention
+
+    @property
+    def casts_linears(self) -> bool:
+        """True where the Linears' weights or activations are cast."""
+        return self.weights is not None or self.activations is not None
+
+    @property
+    def casts_attention(self) -> bool:
+        """True where the KV cache or the attention path is cast."""
+        return self.kv is not None or self.attention is not None
 
     @property
     def text(self) -> str:
@@ -81,7 +163,7 @@ class Recipe:
         """
         if self.is_baseline:
             return BASELINE_TEXT
-        casts = {"w": self.weights, "a": self.activations}
+        casts = {"w": self.weights, "a": self.activations, "kv": self.kv, "attn": self.attention}
         words = [f"{key}={cast.text}" for key, cast in casts.items() if cast]
         words += [f"{key}={','.join(names)}" for key, names in (("also", self.also), ("skip", self.skip)) if names]
         return " ".join(words)
@@ -113,6 +195,26 @@ def parse_cast(text: str) -> Cast:
     return Cast(fmt, tile, _choose("scale rule", parts[2], RULES) if len(parts) == 3 else FLOAT32, guard)
 
 
+def parse_kv(text: str) -> KvCast:
+    """A KV cache cast from format/share, then where scales come from; raises InvalidChoice.
+
+    >>> parse_kv("int8/token").share
+    'token'
+    """
+    parts = [part.strip().lower() for part in text.split("/")]
+    if not 2 <= len(parts) <= 3:
+        raise InvalidChoice(
+            f"“{text}” is not a KV cache cast: write format/share or format/share/scale, as in e4m3fn/tensor/unit."
+        )
+    _choose("KV cache format", parts[0], KV_FORMATS)
+    _choose("share of the KV cache", parts[1], KV_SHARES)
+    scale = parts[2] if len(parts) == 3 else "dynamic"
+    _choose("KV cache scale", scale, KV_SCALES)
+    if scale == "unit" and parts[1] != "tensor":
+        raise InvalidChoice(f"“{text}” shares a scale of 1.0 by {parts[1]}: write {parts[0]}/tensor/unit, all are 1.0.")
+    return KvCast(KV_FORMATS[parts[0]], parts[1], scale)
+
+
 def parse_recipe(text: str) -> Recipe:
     """A recipe from its text form; raises InvalidChoice with what was wrong and an example.
 
@@ -125,9 +227,10 @@ def parse_recipe(text: str) -> Recipe:
     fields: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or not value or key not in ("w", "a", "also", "skip"):
+        if not equals or not value or key not in KEYS:
             raise InvalidChoice(
-                f"“{word}” is not part of a recipe: use w=, a=, also= and skip=, as in “{EXAMPLE}”, or “bf16” alone."
+                f"“{word}” is not part of a recipe: use w=, a=, kv=, attn=, also= and skip=, "
+                f"as in “{EXAMPLE}”, or “bf16” alone."
             )
         if key in fields:
             raise InvalidChoice(f"“{key}=” is given twice in “{text}”: give it once.")
@@ -137,6 +240,8 @@ def parse_recipe(text: str) -> Recipe:
         activations=parse_cast(fields["a"]) if "a" in fields else None,
         also=_names(fields.get("also", "")),
         skip=_names(fields.get("skip", "")),
+        kv=parse_kv(fields["kv"]) if "kv" in fields else None,
+        attention=parse_cast(fields["attn"]) if "attn" in fields else None,
     )
     return _checked(recipe, text)
 
@@ -144,7 +249,7 @@ def parse_recipe(text: str) -> Recipe:
 def _checked(recipe: Recipe, text: str) -> Recipe:
     if recipe.is_baseline:
         raise InvalidChoice(
-            f"“{text}” casts nothing: give w= or a=, as in “{EXAMPLE}”, or write “bf16” for the baseline."
+            f"“{text}” casts nothing: give w=, a=, kv= or attn=, as in “{EXAMPLE}”, or write “bf16” for the baseline."
         )
     for group in recipe.also:
         _choose("group after also=", group, {name: name for name in GROUPS})

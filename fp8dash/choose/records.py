@@ -18,8 +18,9 @@ BACKENDS = {
     "emulated": "cast, decode, multiply in the model's precision: exact codes, any device, every recipe",
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
-MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-STAGES = ("load", "baseline", "quantize", "gemm", "perplexity", "needle")
+DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
+MEASURES = (*DEFAULT_MEASURES, "gradients")  # and what may be added to it
+STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle")
 HAYSTACKS = {"noise": "RULER's noise lines", "corpus": "sentences of the corpus"}
 LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
 
@@ -33,7 +34,7 @@ class Request:
     corpus: str = PYDOCS
     windows: int = 8
     window_length: int = 512
-    measures: tuple[str, ...] = MEASURES
+    measures: tuple[str, ...] = DEFAULT_MEASURES
     gemm_m: tuple[int, ...] = (1, 16, 128)
     needle_lengths: tuple[int, ...] = (256, 1024)
     needle_depths: tuple[int, ...] = (0, 50, 100)  # per cent

@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import Progress
 from fp8dash.errors import ModelError, NotFinite
+from fp8dash.quant.kv_cache import quantized_cache
 
 METHOD = "token perplexity over disjoint windows, no BOS, first token unscored, v1"
 CHUNK = 64  # rows of logits at a time: three float32 blocks of a 49k vocabulary stay in a CPU's last cache
@@ -65,10 +67,14 @@ def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: T
 
 
 @torch.no_grad()
-def hidden_states(model: Any, ids: Tensor) -> Tensor:
-    """Last hidden states [L - 1, hidden] of one window of token ids [1, L]; the last has no token to predict."""
+def hidden_states(model: Any, ids: Tensor, kv: KvCast | None = None) -> Tensor:
+    """Last hidden states [L - 1, hidden] of one window of token ids [1, L]; the last has no token to predict.
+
+    With `kv` every token reads the keys and values of the earlier ones, and its own, from a quantized cache.
+    """
     ids = ids.to(model.device)
-    states: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    path = {"use_cache": True, "cache": quantized_cache(model.config, kv)} if kv else {"use_cache": False}
+    states: Tensor = model.base_model(input_ids=ids, **path).last_hidden_state
     return states[0, :-1]
 
 

@@ -51,10 +51,10 @@ def _point(
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(m, k, generator=generator).to(where, DTYPE)
     w = torch.randn(n, k, generator=generator).to(where, DTYPE)
-    if recipe.is_baseline or not path.kernel or not recipe.weights or not recipe.activations:
-        reason = "" if recipe.is_baseline else path.reason
+    if not path.kernel or not recipe.weights or not recipe.activations:
+        reason = path.reason if recipe.casts_linears else ""
         (baseline,) = _medians([lambda: F.linear(x, w)], where)
-        return GemmPoint(m, n, k, count, baseline, None, None, "bf16" if recipe.is_baseline else "", reason)
+        return GemmPoint(m, n, k, count, baseline, None, None, "" if recipe.casts_linears else "bf16", reason)
     activations, kernel = recipe.activations, path.kernel
     weight, codes = quantize(w, recipe.weights), quantize(x, activations)
     calls: list[Callable[[], object]] = [
@@ -69,7 +69,7 @@ def _point(
 def _speedup(points: list[GemmPoint], recipe: Recipe, label: str) -> Measurement:
     """BF16 time over cast + product time, each Linear counted as often as the model has it."""
     note = f"M={points[0].m}"
-    if recipe.is_baseline:
+    if not recipe.casts_linears:
         return Measurement("gemm_speedup", 1.0, "x BF16", HIGHER, METHOD, "baseline", label, f"{note}, by definition")
     if any(point.matmul_us is None for point in points):
         missing = next(point.reason for point in points if point.matmul_us is None)

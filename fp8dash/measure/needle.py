@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, Measurement, NeedleCell, Progress
 from fp8dash.errors import CorpusError
 from fp8dash.model.load import LoadedModel
+from fp8dash.quant.kv_cache import quantized_cache
 
 METHOD = "RULER niah_single_1 prompt, greedy, containment in 24 tokens, v1"
 ANSWER_TOKENS = 24
@@ -51,11 +53,13 @@ class Prompt:
 
 
 def needle(
-    loaded: LoadedModel, lengths: Sequence[int], depths: Sequence[int], haystack: Sequence[str], backend: str, seed: int
-) -> Iterator[Progress | NeedleCell | Measurement]:
+    loaded: LoadedModel, lengths: Sequence[int], depths: Sequence[int], haystack: Sequence[str], backend: str,
+    seed: int, kv: KvCast | None = None,
+) -> Iterator[Progress | NeedleCell | Measurement]:  # fmt: skip
     """Progress and a cell for each length and depth (per cent), then the share found.
 
-    `haystack` holds sentences, repeated as often as needed. Raises CorpusError for lengths that do not fit.
+    `haystack` holds sentences, repeated as often as needed; with `kv` prompt and answer go through a quantized cache.
+    Raises CorpusError for lengths that do not fit.
     """
     check_lengths(lengths, loaded.context)
     grid = [(length, depth) for length in sorted(lengths) for depth in sorted(depths)]
@@ -63,7 +67,7 @@ def needle(
     for index, (length, depth) in enumerate(grid):
         yield Progress("needle", index, len(grid), f"{length:,} tokens, needle at {depth} %")
         prompt = build_prompt(loaded.tokenizer, haystack, length, depth, seed)
-        answer = _answer(loaded, prompt.ids)
+        answer = _answer(loaded, prompt.ids, kv)
         scores.append(float(prompt.expected in answer))
         yield NeedleCell(length, depth, scores[-1], len(prompt.ids), prompt.expected, answer.strip())
     yield Measurement(
@@ -131,13 +135,14 @@ def _encoded(tokenizer: Any, text: str, key: str) -> list[int]:
 
 
 @torch.no_grad()
-def _answer(loaded: LoadedModel, ids: list[int]) -> str:
+def _answer(loaded: LoadedModel, ids: list[int], kv: KvCast | None) -> str:
     """What the model says next, greedily."""
     tokenizer, prompt = loaded.tokenizer, torch.tensor([ids], device=loaded.model.device)
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    mask = torch.ones_like(prompt)
+    cache = {"cache": quantized_cache(loaded.model.config, kv)} if kv else {}
     out = loaded.model.generate(
-        prompt, attention_mask=mask, max_new_tokens=ANSWER_TOKENS, do_sample=False, pad_token_id=pad
-    )
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=ANSWER_TOKENS, do_sample=False,
+        pad_token_id=pad, **cache,
+    )  # fmt: skip
     text: str = tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
     return text

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, Window
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import CHUNK, METHOD, Baseline, hidden_states
@@ -27,14 +28,18 @@ class Scores:
 
 
 def perplexity(
-    model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, backend: str, seed: int
-) -> Iterator[Progress | Window | Measurement]:
-    """Progress and a Window for each of [count, L] token ids, then the run's measurements; raises NotFinite."""
+    model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, backend: str, seed: int,
+    kv: KvCast | None = None,
+) -> Iterator[Progress | Window | Measurement]:  # fmt: skip
+    """Progress and a Window for each of [count, L] token ids, then the run's measurements; raises NotFinite.
+
+    With `kv` each window is read through a quantized cache of its own.
+    """
     found: list[Window] = []
     scorer = _Scorer(model.get_output_embeddings(), base_head, baseline, model.device)
     for index, ids in enumerate(windows):
         yield Progress("perplexity", index, len(windows), f"window {index + 1} of {len(windows)}")
-        hidden = hidden_states(model, ids[None])
+        hidden = hidden_states(model, ids[None], kv)
         found.append(_window(index, scorer.window(index, hidden, ids[1:]), baseline.nll[index]))
         yield found[-1]
     yield from _measurements(found, backend, seed)

@@ -56,7 +56,7 @@ def find_device(name: str = "auto") -> Device:
     if index >= torch.cuda.device_count():
         raise InvalidChoice(f"There is no {name}: this machine has {torch.cuda.device_count()} CUDA devices.")
     facts = torch.cuda.get_device_properties(index)
-    return Device("cuda", facts.name, (facts.major, facts.minor), facts.total_memory)
+    return Device("cuda", facts.name, (facts.major, facts.minor), facts.total_memory, _cuda_version())
 
 
 def torch_device(name: str) -> torch.device:
@@ -197,6 +197,12 @@ def _convert(file: Path, folder: Path) -> None:
     model.config.name_or_path = ""
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+def _cuda_version() -> tuple[int, int]:
+    """Of the torch build, whose cuBLASLt comes with it; (0, 0) for a build without CUDA."""
+    major, minor = (torch.version.cuda or "0.0").split(".")[:2]
+    return int(major), int(minor)
 
 
 def _cpu_name() -> str:

@@ -1,11 +1,13 @@
 """Casts a loaded model in place, one weight at a time, and tells of each weight what became of it.
 
 Linears of the blocks are cast; the head, the embeddings and the norms only where the recipe asks. Ragged edges are
-smaller tiles. Nothing is skipped silently: every parameter is a Swap with a reason.
+smaller tiles. Nothing is skipped silently: every parameter is a Swap with a reason. The attention path is cast too
+where the recipe asks; the KV cache is no part of a model, and belongs to whoever runs it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +16,9 @@ from torch.nn import functional as F
 from fp8dash.choose.hardware import Device, Path, native_path
 from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.errors import KernelRefused, NotFinite
-from fp8dash.quant.cast import Quantized, dequantize, quantize
+from fp8dash.model.attention import cast_attention
+from fp8dash.quant.cast import Quantized, quantize
+from fp8dash.quant.error import CastError, cast_in_place, error_of_codes
 from fp8dash.quant.matmul import ActivationCast, multiply
 
 KEPT, EMULATED, NATIVE = "kept", "emulated", "native"
@@ -22,14 +26,17 @@ KEPT, EMULATED, NATIVE = "kept", "emulated", "native"
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One weight [rows, cols] before, and its codes; `codes` is None where the weight itself was kept."""
+    """What became of one weight: its cast and error, or None and None where it was kept."""
 
     name: str
     group: str  # "blocks", "lm_head", "embeddings" or "norms"
-    before: Tensor
-    codes: Quantized | None
+    shape: tuple[int, int]
+    bits: int  # of an element where it is kept
+    cast: Cast | None
+    error: CastError | None
     backend: str
     reason: str
+    again: bool = False  # the same tensor as an earlier one's: a tied head
 
 
 class EmulatedLinear(nn.Module):
@@ -66,51 +73,78 @@ class NativeLinear(nn.Module):
 
 
 def cast_model(model: Any, recipe: Recipe, device: Device, backend: str) -> Iterator[Swap]:
-    """Casts the model as it is walked, weight by weight; raises NotFinite or KernelRefused naming the layer."""
+    """Casts the model as it is walked, weight by weight; raises NotFinite or KernelRefused naming the layer.
+
+    Weights of the blocks are cast where they lie. Others may be tied, or be wanted as they were, and are copied first.
+    """
+    if recipe.casts_attention and backend == NATIVE:
+        raise KernelRefused("The KV cache and attention are only ever emulated: choose the backend auto or emulated.")
+    if recipe.attention:
+        cast_attention(model, recipe.attention)
     caster = ActivationCast(recipe.activations) if recipe.activations else None
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    seen: set[int] = set()
     for name in [name for name, _ in model.named_modules()]:  # names alone: a list of modules would keep each weight
         module = model.get_submodule(name)
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor):
             continue
+        again = weight.data_ptr() in seen
+        seen.add(weight.data_ptr())
         if isinstance(module, nn.Linear):
             group = "lm_head" if module is head else "blocks"
-            yield _cast_linear(model, name, module, recipe, group, caster, device, backend)
+            swap = _cast_linear(model, name, module, recipe, group, caster, device, backend)
         else:
-            group = "embeddings" if module is embedding else "norms"
-            yield _cast_table(name, module, weight, recipe, group)
+            swap = _cast_table(name, module, weight, recipe, "embeddings" if module is embedding else "norms")
+        yield replace(swap, again=again)
 
 
 def _cast_linear(
     model: Any, name: str, linear: nn.Linear, recipe: Recipe, group: str, caster: ActivationCast | None,
     device: Device, backend: str,
 ) -> Swap:  # fmt: skip
-    before = linear.weight.detach()
+    weight = linear.weight.detach()
     if reason := _why_kept(recipe, name, group):
-        return Swap(name, group, before, None, KEPT, reason)
-    path = _path(recipe, name, linear, device, backend)
+        return _kept(name, group, weight, reason)
+    path, error = _path(recipe, name, linear, device, backend), None
     bias = None if linear.bias is None else linear.bias.detach()
-    codes = _quantized(before, recipe.weights, name) if recipe.weights else None
-    if path.kernel and codes and caster:
-        model.set_submodule(name, NativeLinear(codes, bias, caster, path.kernel))
-    else:
-        decoded = dequantize(codes).to(before.dtype) if codes else before
-        model.set_submodule(name, EmulatedLinear(decoded, bias, caster))
-    return Swap(name, group, before, codes, NATIVE if path.is_native else EMULATED, path.reason)
+    with _named(name):
+        if path.kernel and recipe.weights and caster:
+            codes = quantize(weight, recipe.weights)
+            error = error_of_codes(weight, codes)
+            model.set_submodule(name, NativeLinear(codes, bias, caster, path.kernel))
+        else:
+            if recipe.weights:
+                weight = weight if group == "blocks" else weight.clone()
+                error = cast_in_place(weight, recipe.weights)
+            model.set_submodule(name, EmulatedLinear(weight, bias, caster))
+    where = NATIVE if path.is_native else EMULATED
+    return Swap(name, group, _shape(weight), _bits(weight), recipe.weights, error, where, path.reason)
 
 
 def _cast_table(name: str, module: nn.Module, weight: Tensor, recipe: Recipe, group: str) -> Swap:
     """Embeddings and norms: no product, so only their weights can be cast."""
-    before = weight.detach()
-    table = before.view(1, -1) if before.dim() == 1 else before
     reason = _why_kept(recipe, name, group) or ("" if recipe.weights else "only activations are cast")
     if reason or not recipe.weights:
-        return Swap(name, group, table, None, KEPT, reason)
-    codes = _quantized(table, recipe.weights, name)
-    decoded = dequantize(codes).to(before.dtype).view(before.shape)
-    module.weight = nn.Parameter(decoded, requires_grad=False)  # a new one: a tied head keeps its own
-    return Swap(name, group, table, codes, EMULATED, "no product: stored as codes, decoded when read")
+        return _kept(name, group, weight, reason)
+    copy = weight.detach().clone()
+    with _named(name):
+        error = cast_in_place(copy.view(_shape(weight)), recipe.weights)
+    module.weight = nn.Parameter(copy, requires_grad=False)  # a new one: a tied head keeps its own
+    reason = "no product: stored as codes, decoded when read"
+    return Swap(name, group, _shape(weight), _bits(weight), recipe.weights, error, EMULATED, reason)
+
+
+def _kept(name: str, group: str, weight: Tensor, reason: str) -> Swap:
+    return Swap(name, group, _shape(weight), _bits(weight), None, None, KEPT, reason)
+
+
+def _shape(weight: Tensor) -> tuple[int, int]:
+    return (1, len(weight)) if weight.dim() == 1 else (weight.shape[0], weight.shape[1])
+
+
+def _bits(weight: Tensor) -> int:
+    return 8 * weight.element_size()
 
 
 def _why_kept(recipe: Recipe, name: str, group: str) -> str:
@@ -118,6 +152,8 @@ def _why_kept(recipe: Recipe, name: str, group: str) -> str:
         return "the baseline casts nothing"
     if pattern := recipe.skips(name):
         return f"left out by skip={pattern}"
+    if not recipe.casts_linears:
+        return "only the KV cache or the attention path is cast"
     return "" if group == "blocks" or group in recipe.also else f"{group} stay unless also={group} asks for them"
 
 
@@ -131,8 +167,10 @@ def _path(recipe: Recipe, name: str, linear: nn.Linear, device: Device, backend:
     return path
 
 
-def _quantized(weight: Tensor, cast: Cast, name: str) -> Quantized:
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says which weight was not finite."""
     try:
-        return quantize(weight, cast)
+        yield
     except NotFinite as error:
         raise NotFinite(f"{name}: {error} The checkpoint is damaged or overflowed: fetch it anew.") from error

@@ -53,8 +53,7 @@ class Quantized:
 def quantize(x: Tensor, cast: Cast) -> Quantized:
     """The codes and scales of a [rows, cols] tensor; raises NotFinite for NaN or infinity."""
     q = codes_of(x, cast)
-    if not torch.isfinite(q.scales).all():
-        raise NotFinite(f"A tensor of shape {list(x.shape)} holds NaN or infinity and cannot be cast to {cast.text}.")
+    _refuse_not_finite(q.scales, x, cast)
     return q
 
 
@@ -81,9 +80,23 @@ def rounded(x: Tensor, factors: Tensor, cast: Cast) -> Tensor:
     """A [rows, cols] tensor cast with given factors [grid rows, grid cols] and decoded, in its own dtype."""
     out = torch.empty_like(x)
     for rows, block, own in _blocks(x, factors, cast.tile):
-        values = to_grid(_scaled(block, own, cast), cast.format).mul_(own)
-        out[rows] = _untiled(values, x.shape[1])
+        out[rows] = _untiled(_values(block, own, cast), x.shape[1])
     return out
+
+
+def blocks_of_values(x: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Rows of a [rows, cols] tensor, its tiles in them [rows, grid cols, width], the same cast and decoded in float32,
+    and their factors [rows or 1, grid cols, 1]; raises NotFinite before the first."""
+    factors = _whole(*scales_of(x, cast))
+    _refuse_not_finite(factors, x, cast)
+    for rows, block, own in _blocks(x, factors, cast.tile):
+        yield rows, block, _values(block, own, cast), own
+
+
+def blocks_of_codes(x: Tensor, q: Quantized) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """As `blocks_of_values`, from codes of x that exist already."""
+    for rows, block, own in _blocks(x, q.factors, q.cast.tile):
+        yield rows, block, _tiled(decode(q.codes[rows], q.cast.format), q.cast.tile) * own, own
 
 
 def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
@@ -197,6 +210,16 @@ def _scaled(block: Tensor, factors: Tensor, cast: Cast) -> Tensor:
     """A new float32 tensor: a block over its factors, clamped to the format's range."""
     top = cast.format.max
     return (block / factors).clamp_(-top - _is_full(cast), top)
+
+
+def _values(block: Tensor, factors: Tensor, cast: Cast) -> Tensor:
+    """A block cast and decoded, float32."""
+    return to_grid(_scaled(block, factors, cast), cast.format).mul_(factors)
+
+
+def _refuse_not_finite(scales: Tensor, x: Tensor, cast: Cast) -> None:
+    if not torch.isfinite(scales).all():
+        raise NotFinite(f"A tensor of shape {list(x.shape)} holds NaN or infinity and cannot be cast to {cast.text}.")
 
 
 def _is_full(cast: Cast) -> bool:

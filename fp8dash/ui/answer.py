@@ -15,6 +15,9 @@ SAID = {  # metric: what one run does, what several do, the number
     "model_bytes": ("is smallest", "are smallest", "{} MB"),
     "needle": ("finds most needles", "find most needles", "share {}"),
 }
+PARTS = {
+    "w": "weights", "a": "activations", "kv": "KV cache", "attn": "attention", "also": "also cast", "skip": "left out",
+}  # fmt: skip
 CLOSE = 0.05  # nats: an ln PPL that grew more than this is seen by readers
 
 
@@ -116,9 +119,9 @@ def difference(a: Standing, b: Standing) -> str:
     """What differs between two recipes, part by part."""
     ours, theirs = _parts(a.recipe), _parts(b.recipe)
     said = []
-    for key, what in (("w", "weights"), ("a", "activations"), ("also", "also cast"), ("skip", "left out")):
+    for key, what in PARTS.items():
         if ours.get(key) != theirs.get(key):
-            absent = "BF16" if key in ("w", "a") else "nothing"
+            absent = "nothing" if key in ("also", "skip") else "BF16"
             said.append(f"{what} {plain(theirs.get(key, absent))}, not {plain(ours.get(key, absent))}")
     return "; ".join(said) or "the same recipe"
 

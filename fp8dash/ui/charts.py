@@ -166,20 +166,28 @@ def window_differences(windows: Mapping[str, Sequence[Window]], looks: Mapping[s
 
 def layer_map(layers: Sequence[Layer]) -> go.Figure:
     """Weight SQNR of every cast layer: blocks downwards, projections rightwards."""
-    found = {_place(layer.name): layer for layer in layers if layer.sqnr_db is not None}
-    parts = list(dict.fromkeys(part for _, part in found))
-    blocks = sorted({block for block, _ in found})
-    figure = go.Figure(
-        go.Heatmap(
-            z=[[found[b, p].sqnr_db if (b, p) in found else None for p in parts] for b in blocks],
+    return sqnr_maps({"": {layer.name: layer.sqnr_db for layer in layers if layer.sqnr_db is not None}})
+
+
+def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """SQNR by layer name, one map a title: blocks downwards, projections rightwards, one colour scale for all."""
+    grids = [{_place(name): value for name, value in found.items()} for found in maps.values()]
+    parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
+    blocks = sorted({block for grid in grids for block, _ in grid})
+    figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
+    for column, (title, grid) in enumerate(zip(maps, grids, strict=True), start=1):
+        figure.add_heatmap(
+            z=[[grid.get((b, p)) for p in parts] for b in blocks], coloraxis="coloraxis", xgap=2, ygap=1,
             x=[_short(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
-            colorscale=TEAL, colorbar={"title": "dB", "thickness": 12, "outlinewidth": 0}, xgap=2, ygap=1,
-            hovertemplate="block %{y} %{x}: %{z:.1f} dB<extra></extra>",
-        )
-    )  # fmt: skip
-    figure.update_yaxes(title="block", autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
-    figure.update_xaxes(side="top")
-    return _dressed(figure, max(220, 15 * len(blocks) + 80), top=40, bottom=20)
+            hovertemplate="block %{y} %{x}: %{z:.1f} dB<extra></extra>", row=1, col=column,
+        )  # fmt: skip
+        figure.update_xaxes(title=_html(title) or None, side="top", row=1, col=column)
+    figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
+    figure.update_yaxes(title="block", col=1)
+    bar = {"title": "dB", "thickness": 12, "outlinewidth": 0}
+    figure.update_layout(coloraxis={"colorscale": TEAL, "colorbar": bar})
+    titled = any(maps)
+    return _dressed(figure, max(220, 15 * len(blocks) + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
 
 
 def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
@@ -236,7 +244,7 @@ def _main_cast(recipe: str) -> Cast | None:
         found = parse_recipe(recipe)
     except InvalidChoice:  # written by another version: drawn grey
         return None
-    return found.weights or found.activations
+    return found.weights or found.activations or found.attention or (found.kv.picture if found.kv else None)
 
 
 def _drawable(row: Standing, x: Metric) -> bool:

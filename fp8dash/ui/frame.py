@@ -15,8 +15,7 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import Fp8dashError
 from fp8dash.ui import charts
-from fp8dash.ui.glyph import WIDTH as GLYPH_WIDTH
-from fp8dash.ui.glyph import recipe_glyph
+from fp8dash.ui.glyph import glyph_width, recipe_glyph
 from fp8dash.ui.words import many, plain
 from jobs.queue import Queue
 
@@ -99,7 +98,7 @@ def draw(figure: Any, *, key: str, alt: str) -> None:
 
 def glyph(recipe: Recipe) -> None:
     """A recipe's picture."""
-    st.image(recipe_glyph(recipe), width=GLYPH_WIDTH, alt=f"Tiles of {recipe.text}")
+    st.image(recipe_glyph(recipe), width=glyph_width(recipe), alt=f"Tiles of {recipe.text}")
 
 
 def alive(workers: Sequence[Worker]) -> list[Worker]:
@@ -111,9 +110,10 @@ def alive(workers: Sequence[Worker]) -> list[Worker]:
 def device_of(worker: Worker) -> Device:
     """The worker's device, as far as it told."""
     facts = worker.device_facts
-    capability = tuple(facts.get("capability") or (0, 0))
+    pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
+    capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
     kind = facts.get("kind") or ("cpu" if (worker.device or "cpu").lower().startswith("cpu") else "cuda")
-    return Device(kind, worker.device or "", (capability[0], capability[1]), int(facts.get("memory_bytes") or 0))
+    return Device(kind, worker.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
 
 
 def worker_line(workers: Sequence[Worker], *, waiting: int) -> None:

@@ -134,7 +134,8 @@ def _formats(row: Standing) -> list[str]:
         recipe = parse_recipe(row.recipe)
     except InvalidChoice:
         return []
-    return list(dict.fromkeys(cast.format.name for cast in (recipe.weights, recipe.activations) if cast))
+    casts = (recipe.weights, recipe.activations, recipe.kv, recipe.attention)
+    return list(dict.fromkeys(cast.format.name for cast in casts if cast))
 
 
 def _figure(rows: Sequence[Standing], windows: dict[str, list[Window]]) -> None:

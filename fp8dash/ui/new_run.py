@@ -12,9 +12,19 @@ from fp8dash.choose.catalog import CORPORA, MODELS, ModelShape, estimate, shape_
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
-from fp8dash.choose.recipe import GROUPS, Cast, Recipe, parse_recipe
+from fp8dash.choose.recipe import (
+    GROUPS,
+    KV_FORMATS,
+    KV_SCALE_MEANINGS,
+    KV_SHARES,
+    Cast,
+    KvCast,
+    Recipe,
+    parse_cast,
+    parse_recipe,
+)
 from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
-from fp8dash.choose.scaling import FLOAT32, RULES, TILES
+from fp8dash.choose.scaling import FLOAT32, RULES, TILES, tile_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
 from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
@@ -24,13 +34,16 @@ CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
 FILE = "A text file …"
 SHARING = {
-    "tensor": ("one scale for all", "one scale for all"),
-    "row": ("one per output channel", "one per token"),
-    "1x128": ("one per 128 of a row", "one per 128 of a token"),
-    "128x128": ("one per 128×128 block", "one per 128 tokens × 128"),
-    "1x32": ("one per 32 of a row", "one per 32 of a token"),
+    "tensor": ("one scale for all", "one scale for all", "one scale per operand"),
+    "row": ("one per output channel", "one per token", "one per token and head"),
+    "1x128": ("one per 128 of a row", "one per 128 of a token", "one per 128 of a head"),
+    "128x128": ("one per 128×128 block", "one per 128 tokens × 128", "one per 128 rows × 128"),
+    "1x32": ("one per 32 of a row", "one per 32 of a token", "one per 32 of a head"),
 }
-MEASURED = {"gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle"}
+USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activations, attention, when switched on
+MEASURED = {
+    "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
+}  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 
 
@@ -168,7 +181,8 @@ def _cards(chosen: set[str], key: Names) -> list[Recipe]:
                     picked.append(preset.recipe)
                 st.caption(plain(preset.summary), help=_called(name))
     st.caption(
-        "Left square weights, right square activations, cut into the tiles that share a scale. BF16 is the baseline."
+        "Left square weights, second activations, third the KV cache where it is cast; cut into the tiles that share a "
+        "scale. BF16 is the baseline."
     )
     return picked
 
@@ -188,6 +202,11 @@ def _builder(base: Request, key: Names) -> list[Recipe]:
         w = _cast("Weights", 0, start.weights, key)
     with activations, st.container(border=True):
         a = _cast("Activations", 1, start.activations, key)
+    cache, path = st.columns(2)
+    with cache, st.container(border=True):
+        kv = _kv_cast(start.kv, key)
+    with path, st.container(border=True):
+        attention = _cast("Attention", 2, start.attention, key)
     with st.container(horizontal=True):
         also = st.multiselect(
             "Cast too", GROUPS, default=list(start.also), key=key("also"), placeholder="nothing: they stay in BF16",
@@ -197,13 +216,13 @@ def _builder(base: Request, key: Names) -> list[Recipe]:
             "Leave out", ", ".join(start.skip), key=key("skip"), placeholder="*.down_proj, model.layers.0.*",
             help="Patterns over module names, divided by commas; * stands for anything.",
         )  # fmt: skip
-    words = [f"w={w.text}" if w else "", f"a={a.text}" if a else ""]
+    words = [f"{part}={cast.text}" for part, cast in (("w", w), ("a", a), ("kv", kv), ("attn", attention)) if cast]
     words.append(f"also={','.join(also)}" if also else "")
     patterns = [part.strip() for part in (skip or "").split(",") if part.strip()]
     words.append(f"skip={','.join(patterns)}" if patterns else "")
-    if not w and not a:
-        raise InvalidChoice("Nothing is cast: switch on weights or activations, or choose the preset BF16.")
-    glyph(Recipe(w, a))
+    if not (w or a or kv or attention):
+        raise InvalidChoice("Nothing is cast: switch on one of the four, or choose the preset BF16.")
+    glyph(Recipe(w, a, kv=kv, attention=attention))
     if any(" " in pattern for pattern in patterns):
         raise InvalidChoice(
             "A module pattern has no spaces: divide patterns by commas, as in *.down_proj, model.layers.0.*"
@@ -213,12 +232,11 @@ def _builder(base: Request, key: Names) -> list[Recipe]:
 
 def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | None:
     on = st.toggle(f"**{title}**", start is not None, key=key(f"{title}_on"))
-    start = start or PRESETS["FP8_BLOCK"].recipe.weights
-    assert start is not None
-    formats, tiles, rules = list(FORMATS), list(TILES), list(RULES)
+    start = start or parse_cast(USUAL[operand])
+    formats, tiles, rules = list(FORMATS), list(dict.fromkeys([*TILES, start.tile.name])), list(RULES)
     name = st.selectbox(
         f"{title}: format", formats, formats.index(start.format.name), key=key(f"{title}_format"), disabled=not on,
-        format_func=lambda f: f"{f} · largest value {FORMATS[f].max:,.0f}",
+        format_func=lambda f: f"{f} · largest value {FORMATS[f].max:g}",
     )  # fmt: skip
     tile = st.selectbox(
         f"{title}: tile", tiles, tiles.index(start.tile.name), key=key(f"{title}_tile"), disabled=not on,
@@ -233,7 +251,27 @@ def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | No
         format_func=lambda r: f"{r} · {RULES[r].bits} bits a scale",
         help="  \n".join(f"{r.name}: {r.meaning}" for r in RULES.values()),
     )
-    return Cast(FORMATS[name], TILES[tile], RULES.get(rule, FLOAT32)) if on else None
+    return Cast(FORMATS[name], tile_of(tile) or start.tile, RULES.get(rule, FLOAT32), start.guard) if on else None
+
+
+def _kv_cast(start: KvCast | None, key: Names) -> KvCast | None:
+    """What the KV cache holds; a scale of 1.0 is one for all."""
+    on = st.toggle("**KV cache**", start is not None, key=key("kv_on"))
+    start = start or KvCast(KV_FORMATS["e4m3fn"], "tensor")
+    formats, shares, scales = list(KV_FORMATS), list(KV_SHARES), list(KV_SCALE_MEANINGS)
+    name = st.selectbox(
+        "KV cache: format", formats, formats.index(start.format.name), key=key("kv_format"), disabled=not on,
+        format_func=lambda f: f"{f} · largest value {KV_FORMATS[f].max:g}",
+    )  # fmt: skip
+    scale = st.selectbox(
+        "KV cache: scale", scales, scales.index(start.scale), key=key("kv_scale"), disabled=not on,
+        help="  \n".join(f"{scale}: {meaning}" for scale, meaning in KV_SCALE_MEANINGS.items()),
+    )  # fmt: skip
+    share = st.selectbox(
+        "KV cache: who shares a scale", shares, shares.index(start.share), key=key("kv_share"),
+        disabled=not on or scale == "unit", format_func=lambda s: f"{s} · {KV_SHARES[s]}",
+    )  # fmt: skip
+    return KvCast(KV_FORMATS[name], "tensor" if scale == "unit" else share, scale) if on else None
 
 
 def _typed(base: Request, key: Names) -> list[Recipe]:
@@ -242,7 +280,8 @@ def _typed(base: Request, key: Names) -> list[Recipe]:
         "Recipes, one a line",
         base.recipe if key.source != "new" else "w=e4m3fn/128x128 a=e4m3fn/1x128",
         key=key("typed"),
-        help="A preset’s name, or w=format/tile[/rule] a=format/tile[/rule] also=lm_head skip=pattern.",
+        help="A preset’s name, or w=format/tile[/rule] a=format/tile[/rule] kv=format/share[/scale] attn=format/tile "
+        "also=lm_head skip=pattern.",
     )
     return [recipe_from(line) for line in (text or "").splitlines() if line.strip()]
 

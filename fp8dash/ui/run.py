@@ -21,7 +21,13 @@ TITLES = {
     "baseline_ppl": "Baseline PPL",
     "weight_flushed": "Weights flushed to zero",
     "weight_clipped": "Weights clipped",
+    "kv_bytes_per_token": "KV cache, bytes a token",
 }
+GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
+    "amax": "Largest", "rms": "RMS", "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)", "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
+    "flushed_e4m3fn": "Flushed in E4M3", "flushed_e5m2": "Flushed in E5M2",
+    "clipped_e4m3fn": "Clipped in E4M3", "clipped_e5m2": "Clipped in E5M2",
+}  # fmt: skip
 FACTS = {"peak_rss_bytes": "Peak memory"}
 BOUNDS = ("ln_ppl_diff_low", "ln_ppl_diff_high")
 
@@ -39,10 +45,12 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
-    _numbers(numbers)
+    _numbers([m for m in numbers if not _is_gradient(m) or not m.label])
     layers = frame.store.layers([run_id])[run_id]
     if layers:
         _layers(layers)
+    if found := [m for m in numbers if _is_gradient(m)]:
+        _gradients(found)
     looks = {name: charts.look(run.recipe, run.backend)}
     points, cells = frame.store.gemm_points([run_id])[run_id], frame.store.needle_cells([run_id])[run_id]
     left, right = st.columns([1.7, 1], gap="large")
@@ -113,6 +121,8 @@ def _bounds(values: dict[str, float | None]) -> str:
 
 
 def _title(name: str) -> str:
+    if name.startswith("gradient_"):
+        return f"Gradient: {GRADIENTS.get(name.removeprefix('gradient_'), name).replace(' (dB)', '')}"
     return METRICS[name].title if name in METRICS else TITLES.get(name, name.replace("_", " ").capitalize())
 
 
@@ -158,6 +168,47 @@ def _layers(layers: list[Layer]) -> None:
             ),
             hide_index=True, key="run_all_layers",
         )  # fmt: skip
+
+
+def _is_gradient(m: Measurement) -> bool:
+    return m.name.startswith("gradient_")
+
+
+def _gradients(numbers: list[Measurement]) -> None:
+    """What E4M3 and E5M2 would cost each layer's output gradient, from rows by layer and unlabelled medians."""
+    by: dict[str, dict[str, float | None]] = {key: {} for key in GRADIENTS}
+    for m in numbers:
+        by.setdefault(m.name.removeprefix("gradient_"), {})[m.label] = m.value
+    maps = {
+        title: {layer: value for layer, value in by[f"sqnr_db_{fmt}"].items() if layer and value is not None}
+        for title, fmt in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))
+    }
+    st.header("Gradients", anchor=False)
+    st.markdown(_gradients_said(by, *maps.values()))
+    if all(maps.values()):
+        draw(charts.sqnr_maps(maps), key="run_gradients", alt="SQNR of each layer’s gradient in E4M3 and E5M2")
+    with st.expander("Every layer’s gradient"):
+        table = {title: by[key] for key, title in GRADIENTS.items()}
+        layers = dict.fromkeys(m.label for m in numbers if m.label)
+        columns = {title: [found.get(layer) for layer in layers] for title, found in table.items()}
+        st.dataframe(pd.DataFrame({"Layer": list(layers), **columns}), hide_index=True, key="run_all_gradients")
+
+
+def _gradients_said(by: dict[str, dict[str, float | None]], e4m3: dict[str, float], e5m2: dict[str, float]) -> str:
+    """The two formats compared in a sentence or two."""
+    flushed = [by[f"flushed_{fmt}"].get("") for fmt in ("e5m2", "e4m3fn")]
+    if None in flushed:
+        return "No layer has a gradient."
+    shares = [f"{three(100 * (share or 0))} %" for share in flushed]
+    both = [layer for layer in e4m3 if layer in e5m2]
+    finer = sum(e4m3[layer] > e5m2[layer] for layer in both)
+    worst = max((share or 0, layer) for layer, share in by["flushed_e4m3fn"].items() if layer)
+    return (
+        f"E5M2 flushes {shares[0]} of the median layer’s gradient to zero, E4M3 {shares[1]}. "
+        f"The largest share is that of {plain(worst[1])} in E4M3, {three(100 * worst[0])} %. "
+        f"E4M3 has the higher SQNR in {finer} of {len(both)} layers. One float32 scale a tensor; the "
+        "gradients are those of the unquantized model."
+    )
 
 
 def _provenance(frame: Frame, run: Run) -> None:

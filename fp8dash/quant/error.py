@@ -1,0 +1,80 @@
+"""What casting cost a tensor: sums over its elements, taken block by block while it is cast. Torch only."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8dash.choose.recipe import Cast
+from fp8dash.quant.cast import Quantized, blocks_of_codes, blocks_of_values
+
+ROUNDING = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's rounding: that is no clipping
+
+
+@dataclass(slots=True)
+class CastError:
+    """Energies in float64, and counts of flushed, clipped and non-zero elements."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    flushed: int = 0
+    clipped: int = 0
+    nonzero: int = 0
+    elements: int = 0
+
+    def add(self, other: "CastError") -> None:
+        """Adds another's sums."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal over noise in dB; None where there is no noise or no signal."""
+        return 10 * math.log10(self.signal / self.noise) if self.signal and self.noise else None
+
+    @property
+    def relative_error(self) -> float:
+        """Norm of the error over the norm of the tensor; 0 for a tensor of zeros."""
+        return math.sqrt(self.noise / self.signal) if self.signal else 0.0
+
+    @property
+    def flushed_share(self) -> float:
+        """Share of the non-zero elements that became zero."""
+        return self.flushed / max(1, self.nonzero)
+
+    @property
+    def clipped_share(self) -> float:
+        """Share of the elements beyond the largest code."""
+        return self.clipped / max(1, self.elements)
+
+
+def error_of_codes(x: Tensor, q: Quantized) -> CastError:
+    """The error of codes against the [rows, cols] tensor that they were made from."""
+    found = CastError(elements=x.numel())
+    for _, before, after, factors in blocks_of_codes(x, q):
+        _watch(found, before, after, factors, q.cast)
+    return found
+
+
+def cast_in_place(x: Tensor, cast: Cast) -> CastError:
+    """Casts and decodes a [rows, cols] tensor where it lies, and tells the error; raises NotFinite, x untouched.
+
+    No second copy of it is made: a block's float32 values, whose error is taken, are all that is held beside it.
+    """
+    found = CastError(elements=x.numel())
+    for rows, before, after, factors in blocks_of_values(x, cast):
+        _watch(found, before, after, factors, cast)
+        x[rows] = after.flatten(1)[:, : x.shape[1]].to(x.dtype)
+    return found
+
+
+def _watch(sums: CastError, before: Tensor, after: Tensor, factors: Tensor, cast: Cast) -> None:
+    """Adds a block; zeros that pad a ragged edge add nothing."""
+    before = before.float()
+    alive = before != 0
+    sums.signal += float(before.square().sum(dtype=torch.float64))
+    sums.noise += float((before - after).square().sum(dtype=torch.float64))
+    sums.flushed += int((alive & (after == 0)).sum())
+    sums.clipped += int((before.abs() > factors * (cast.format.max * ROUNDING)).sum())
+    sums.nonzero += int(alive.sum())
