@@ -25,7 +25,7 @@ test: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: $(VENV)/app
+bench: $(VENV)/dev
 	$(BIN)/python -m tests.bench
 
 gpu-check: $(VENV)/app

@@ -10,8 +10,13 @@ import torch
 
 from fp8dash.choose.accumulators import ACCUMULATORS, parse_accumulator
 from fp8dash.choose.formats import E4M3FN, E5M2
-from fp8dash.errors import InvalidChoice
-from fp8dash.quant.accumulate import HEIGHT, WIDTH, accumulate
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.recipe import parse_recipe
+from fp8dash.errors import InvalidChoice, KernelRefused
+from fp8dash.model.load import load
+from fp8dash.model.swap import cast_model
+from fp8dash.quant.accumulate import HEIGHT, WIDTH, accumulate, scaled_product
+from fp8dash.quant.cast import dequantize, quantize
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "accumulators.json").read_text("utf-8"))
 PROBES, STATISTICS = REFERENCE["probes_K32"], REFERENCE["statistics_K4096_e4m3"]
@@ -254,3 +259,43 @@ def test_accumulators_read_back_and_an_unknown_one_is_said():
     assert all("simulated" in a.meaning and a.promote % (a.group or 1) == 0 for a in ACCUMULATORS.values())
     with pytest.raises(InvalidChoice, match="fp22.* is not an accumulator: choose one of fp32, hopper"):
         parse_accumulator("fp22")
+
+
+SCALED = ["w=e4m3fn/row a=e4m3fn/row", "w=e4m3fn/128x128 a=e4m3fn/1x128", "w=e5m2/tensor a=e4m3fn/1x32/rceil"]
+
+
+@pytest.mark.parametrize("text", SCALED)
+def test_a_scaled_product_is_that_of_the_decoded_operands(text):
+    recipe = parse_recipe(text)
+    x, w = (torch.randn(rows, 200, generator=torch.Generator().manual_seed(rows)) for rows in (5, 130))
+    xq, wq = quantize(x, recipe.activations), quantize(w, recipe.weights)
+    exact = dequantize(xq).double() @ dequantize(wq).double().T
+    found = {name: scaled_product(xq, wq, ACCUMULATORS[name]) for name in ("fp32", "hopper", "hopper-64")}
+    errors = {name: float((value - exact).norm() / exact.norm()) for name, value in found.items()}
+    assert errors["fp32"] < 2**-21 and errors["fp32"] < errors["hopper-64"] <= errors["hopper"] < 2**-8
+
+
+def test_an_accumulator_is_a_recipes_choice_and_is_called_simulated(tiny):
+    recipe = parse_recipe("w=e4m3fn/row a=e4m3fn/row acc=hopper")
+    assert parse_recipe(recipe.text) == recipe and recipe.text.endswith("acc=hopper")
+    logits = {}
+    for text in ("w=e4m3fn/row a=e4m3fn/row", recipe.text):
+        model = load(tiny, torch.device("cpu")).model
+        backends = {swap.backend for swap in cast_model(model, parse_recipe(text), Device("cpu", ""), "auto")}
+        assert ("simulated" in backends) == ("acc" in text)
+        with torch.no_grad():
+            logits[text] = model(input_ids=torch.arange(16)[None]).logits
+    first, second = logits.values()
+    assert not torch.equal(first, second) and (first - second).norm() / first.norm() < 0.1
+
+
+@pytest.mark.parametrize("text", ["w=e4m3fn/row acc=ada", "w=int8/row a=int8/row acc=ada", "kv=e4m3fn/tensor acc=ada"])
+def test_an_accumulator_needs_an_fp8_product(text):
+    with pytest.raises(InvalidChoice, match="acc=ada” adds FP8 products"):
+        parse_recipe(text)
+
+
+def test_an_accumulator_never_runs_natively(tiny):
+    model = load(tiny, torch.device("cpu")).model
+    with pytest.raises(KernelRefused, match="is simulated"):
+        list(cast_model(model, parse_recipe("w=e4m3fn/row a=e4m3fn/row acc=ada"), Device("cpu", ""), "native"))

@@ -65,10 +65,9 @@ from fp8dash.quant.error import cast_in_place
 def memory(what):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) * 1024
 
-x = torch.randn(8192, 8192).bfloat16()
+x = torch.empty(8192, 8192, dtype=torch.bfloat16).normal_()  # nothing larger before it: the peak so far is now
 cast_in_place(x[:64].clone(), parse_cast("{text}"))  # threads and kernels are there
-open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
-before = memory("VmRSS")
+before = memory("VmHWM")
 cast_in_place(x, parse_cast("{text}"))
 print((memory("VmHWM") - before) / x.nbytes)
 """
@@ -76,7 +75,6 @@ print((memory("VmHWM") - before) / x.nbytes)
 
 @pytest.mark.parametrize("text", ["e4m3fn/row", "e4m3fn/128x128", "e4m3fn/1x32/rceil"])
 def test_casting_in_place_holds_little_beside_the_tensor(text):
-    """A block's float32 copies are about a tenth of this tensor. The bound is the promise, 1.25 times the tensor: a
-    machine that reclaims idle pages may count the tensor itself again when it is touched."""
+    """The promise is 1.25 times one layer; a block's float32 copies are about a tenth of this tensor."""
     done = subprocess.run([sys.executable, "-c", PEAK.format(text=text)], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1.25
+    assert float(done.stdout) < 0.5

@@ -75,6 +75,9 @@ def _on_casts(recipe: Recipe) -> list[Advice]:
         remarks.append(
             Advice("note", "Weights only: memory falls, the products stay in BF16, so GEMMs do not speed up.")
         )
+    if recipe.accumulator:
+        text = f"acc={recipe.accumulator.name} is simulated to the bit and very slow: take few, short windows."
+        remarks.append(Advice("warning", text))
     if recipe.activations and not recipe.weights:
         remarks.append(
             Advice(

@@ -1,4 +1,7 @@
-"""Named recipes, by the ecosystem's names, with what each library calls them. Values only: no torch."""
+"""Named recipes, by the ecosystem's names, with what each library calls them. Values only: no torch.
+
+Two libraries' equal names may hide unlike schemes: the text of a preset says which tile, rule and guard is meant.
+"""
 
 from dataclasses import dataclass
 
@@ -14,12 +17,108 @@ class Preset:
     text: str
     summary: str
     called: tuple[tuple[str, str], ...] = ()  # (library, its name for it)
+    everyday: bool = True  # offered first
 
     @property
     def recipe(self) -> Recipe:
         """The recipe this name stands for."""
         return parse_recipe(self.text)
 
+
+_RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "FP8_CHANNEL_TENSOR",
+        "w=e4m3fn/row a=e4m3fn/tensor",
+        "A scale per output channel, one for the activations: often called vLLM's default, and no library's preset.",
+        (),
+    ),
+    (
+        "FP8_W8A16",
+        "w=e4m3fn/row",
+        "Weights only: what cards without FP8 tensor cores run.",
+        (("torchao", "Float8WeightOnlyConfig"), ("vLLM", "Marlin on Ampere")),
+    ),
+    (
+        "FP8_BLOCK_UE8M0",
+        "w=e4m3fn/128x128/pow2 a=e4m3fn/1x128/pow2",
+        "FP8_BLOCK with power-of-two scales, as Blackwell kernels want them.",
+        (("Transformer Engine", "Float8BlockScaling"), ("DeepGEMM", "SM100, UE8M0"), ("DeepSeek", "V3.1")),
+    ),
+    (
+        "DEEPSEEK_V3",
+        "w=e4m3fn/128x128/deepgemm a=e4m3fn/1x128/deepgemm",
+        "FP8_BLOCK with DeepSeek's floor of 1e-4 under every amax.",
+        (("DeepSeek-V3", "act_quant, weight_scale_inv"), ("DeepGEMM", "per_token_cast_to_fp8")),
+    ),
+    (
+        "TE_CURRENT",
+        "w=e4m3fn/tensor/te a=e4m3fn/tensor/te",
+        "Transformer Engine's current scaling, forward.",
+        (("Transformer Engine", "Float8CurrentScaling"),),
+    ),
+    (
+        "FP8_FNUZ",
+        "w=e4m3fnuz/row a=e4m3fnuz/row",
+        "What an MI300X multiplies: E4M3 up to 240, one NaN, no minus zero.",
+        (("Quark", "ptpc_fp8 on MI300"),),
+    ),
+    (
+        "FP8_UNIT",
+        "w=e4m3fn/tensor/unit a=e4m3fn/tensor/unit",
+        "No scales at all: for models trained at unit variance.",
+        (),
+    ),
+    *(
+        (
+            f"MXFP8_{rule.upper()}",
+            f"w=e4m3fn/1x32/{rule} a=e4m3fn/1x32/{rule}",
+            f"MXFP8 with {whose}.",
+            ((library, said),),
+        )
+        for rule, whose, library, said in (
+            ("floor", "OCP's own rule, which clips the top of a sixth of the blocks", "torchao", "FLOOR"),
+            ("ceil", "exponents rounded up", "torchao", "CEIL"),
+            ("even", "exponents rounded to even", "torchao", "EVEN"),
+            ("onebit", "amax rounded at one mantissa bit", "compressed-tensors", "MXFP8"),
+        )
+    ),
+    (
+        "MXFP6_E2M3",
+        "w=e2m3/1x32/even a=e2m3/1x32/even",
+        "Six bits, the more precise half of MXFP6.",
+        (("Quark", "mxfp6_e2m3"), ("ModelOpt", "MXFP6_DEFAULT_CFG")),
+    ),
+    (
+        "MXFP6_E3M2",
+        "w=e3m2/1x32/even a=e3m2/1x32/even",
+        "Six bits, the wider half of MXFP6.",
+        (("Quark", "mxfp6_e3m2"),),
+    ),
+    (
+        "MXFP4",
+        "w=e2m1/1x32/even a=e2m1/1x32/even",
+        "Four bits, a power of two per 32.",
+        (("llm-compressor", "MXFP4"), ("Quark", "mxfp4")),
+    ),
+    (
+        "NVFP4",
+        "w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4",
+        "Four bits, an E4M3 scale per 16 under one float32: Blackwell.",
+        (("llm-compressor", "NVFP4"), ("Transformer Engine", "NVFP4BlockScaling")),
+    ),
+    (
+        "W4A16",
+        "w=int4/1x128/ct",
+        "Four-bit weights in groups of 128, rounded to nearest: the smallest common deployment.",
+        (("llm-compressor", "W4A16"), ("Quark", "int4_wo_128")),
+    ),
+    (
+        "MOSS",
+        "w=e4m3fn/1x32/moss a=e4m3fn/1x32/moss",
+        "Two levels: a power of two per 32 under one float32 (arXiv 2511.05811).",
+        (),
+    ),
+)
 
 PRESETS = {
     preset.name: preset
@@ -85,6 +184,7 @@ PRESETS = {
                 ("ModelOpt", "FP8_KV_CFG"),
             ),
         ),
+        *(Preset(*fields, everyday=False) for fields in _RARER),
     )
 }
 

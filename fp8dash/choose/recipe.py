@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
+from fp8dash.choose.accumulators import Accumulator, parse_accumulator
 from fp8dash.choose.formats import E4M3FN, E5M2, FORMATS, INT8, Format
 from fp8dash.choose.scaling import (
     COLUMN,
@@ -35,7 +36,7 @@ from fp8dash.errors import InvalidChoice
 BASELINE_TEXT = "bf16"
 GROUPS = ("lm_head", "embeddings", "norms")  # left alone unless a recipe asks for them
 EXAMPLE = "w=e4m3fn/row a=e4m3fn/row"
-KEYS = ("w", "a", "kv", "attn", "also", "skip")
+KEYS = ("w", "a", "kv", "attn", "acc", "also", "skip")
 KV_FORMATS = {f.name: f for f in (E4M3FN, E5M2, INT8)}
 KV_SHARES = {  # who shares a scale in the KV cache; each sequence, each layer, and keys and values have their own
     "tensor": "one scale per update",
@@ -132,6 +133,7 @@ class Recipe:
     skip: tuple[str, ...] = ()
     kv: KvCast | None = None
     attention: Cast | None = None
+    accumulator: Accumulator | None = None  # how the Linears' products are added, where that is simulated
 
     @property
     def is_baseline(self) -> bool:
@@ -165,6 +167,7 @@ class Recipe:
             return BASELINE_TEXT
         casts = {"w": self.weights, "a": self.activations, "kv": self.kv, "attn": self.attention}
         words = [f"{key}={cast.text}" for key, cast in casts.items() if cast]
+        words += [f"acc={self.accumulator.name}"] if self.accumulator else []
         words += [f"{key}={','.join(names)}" for key, names in (("also", self.also), ("skip", self.skip)) if names]
         return " ".join(words)
 
@@ -229,7 +232,7 @@ def parse_recipe(text: str) -> Recipe:
         key, equals, value = word.partition("=")
         if not equals or not value or key not in KEYS:
             raise InvalidChoice(
-                f"“{word}” is not part of a recipe: use w=, a=, kv=, attn=, also= and skip=, "
+                f"“{word}” is not part of a recipe: use w=, a=, kv=, attn=, acc=, also= and skip=, "
                 f"as in “{EXAMPLE}”, or “bf16” alone."
             )
         if key in fields:
@@ -242,6 +245,7 @@ def parse_recipe(text: str) -> Recipe:
         skip=_names(fields.get("skip", "")),
         kv=parse_kv(fields["kv"]) if "kv" in fields else None,
         attention=parse_cast(fields["attn"]) if "attn" in fields else None,
+        accumulator=parse_accumulator(fields["acc"]) if "acc" in fields else None,
     )
     return _checked(recipe, text)
 
@@ -251,6 +255,10 @@ def _checked(recipe: Recipe, text: str) -> Recipe:
         raise InvalidChoice(
             f"“{text}” casts nothing: give w=, a=, kv= or attn=, as in “{EXAMPLE}”, or write “bf16” for the baseline."
         )
+    if recipe.accumulator and not _is_fp8_product(recipe):
+        raise InvalidChoice(
+            f"“acc={recipe.accumulator.name}” adds FP8 products: cast w= and a= to e4m3fn or e5m2, or leave it out."
+        )
     for group in recipe.also:
         _choose("group after also=", group, {name: name for name in GROUPS})
     for pattern in recipe.skip:
@@ -259,6 +267,11 @@ def _checked(recipe: Recipe, text: str) -> Recipe:
                 f"“{pattern}” is not a module pattern: use letters, digits, dots and * as in *.down_proj."
             )
     return recipe
+
+
+def _is_fp8_product(recipe: Recipe) -> bool:
+    operands = (recipe.weights, recipe.activations)
+    return all(cast is not None and cast.format in (E4M3FN, E5M2) for cast in operands)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -13,15 +13,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fp8dash.choose.accumulators import Accumulator
 from fp8dash.choose.hardware import Device, Path, native_path
 from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.model.attention import cast_attention
+from fp8dash.quant.accumulate import scaled_product
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.error import CastError, cast_in_place, error_of_codes
 from fp8dash.quant.matmul import ActivationCast, multiply
 
-KEPT, EMULATED, NATIVE = "kept", "emulated", "native"
+KEPT, EMULATED, NATIVE, SIMULATED = "kept", "emulated", "native", "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,26 @@ class NativeLinear(nn.Module):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
+class SimulatedLinear(nn.Module):
+    """A Linear whose products are added as a simulated tensor core adds them. Thousands of times slower."""
+
+    def __init__(
+        self, weight: Quantized, bias: Tensor | None, activations: ActivationCast, accumulator: Accumulator
+    ) -> None:
+        """Takes the weight's codes [out, in]."""
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.activations = activations
+        self.accumulator = accumulator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        out = scaled_product(self.activations.native(x), self.weight, self.accumulator).to(x.dtype)
+        out = out if self.bias is None else out + self.bias
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
 def cast_model(model: Any, recipe: Recipe, device: Device, backend: str) -> Iterator[Swap]:
     """Casts the model as it is walked, weight by weight; raises NotFinite or KernelRefused naming the layer.
 
@@ -109,17 +131,24 @@ def _cast_linear(
     path, error = _path(recipe, name, linear, device, backend), None
     bias = None if linear.bias is None else linear.bias.detach()
     with _named(name):
-        if path.kernel and recipe.weights and caster:
+        if recipe.weights and caster and (path.kernel or recipe.accumulator):
             codes = quantize(weight, recipe.weights)
             error = error_of_codes(weight, codes)
-            model.set_submodule(name, NativeLinear(codes, bias, caster, path.kernel))
+            model.set_submodule(name, _of_codes(codes, bias, caster, path, recipe))
         else:
             if recipe.weights:
                 weight = weight if group == "blocks" else weight.clone()
                 error = cast_in_place(weight, recipe.weights)
             model.set_submodule(name, EmulatedLinear(weight, bias, caster))
-    where = NATIVE if path.is_native else EMULATED
+    where = SIMULATED if recipe.accumulator else NATIVE if path.is_native else EMULATED
     return Swap(name, group, _shape(weight), _bits(weight), recipe.weights, error, where, path.reason)
+
+
+def _of_codes(codes: Quantized, bias: Tensor | None, caster: ActivationCast, path: Path, recipe: Recipe) -> nn.Module:
+    """The Linear that multiplies codes: by a kernel, or as a simulated tensor core."""
+    if recipe.accumulator:
+        return SimulatedLinear(codes, bias, caster, recipe.accumulator)
+    return NativeLinear(codes, bias, caster, path.kernel or "")
 
 
 def _cast_table(name: str, module: nn.Module, weight: Tensor, recipe: Recipe, group: str) -> Swap:
@@ -160,6 +189,10 @@ def _why_kept(recipe: Recipe, name: str, group: str) -> str:
 def _path(recipe: Recipe, name: str, linear: nn.Linear, device: Device, backend: str) -> Path:
     n, k = linear.weight.shape
     path = native_path(recipe, n, k, device)
+    if recipe.accumulator:
+        if backend == NATIVE:
+            raise KernelRefused(f"acc={recipe.accumulator.name} is simulated: choose the backend auto or emulated.")
+        return Path(None, recipe.accumulator.meaning)
     if backend == EMULATED:
         return Path(None, "the emulated backend was asked for")
     if backend == NATIVE and not path.is_native:

@@ -12,13 +12,15 @@ so the order of adding does not matter. Everything is a multiple of 2^-32 (the s
 from float32's subnormals.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from fp8dash.choose.accumulators import Accumulator
 from fp8dash.choose.formats import E4M3FN, FloatFormat
-from fp8dash.quant.cast import EXPONENT, to_grid
+from fp8dash.quant.cast import EXPONENT, Quantized, decode, spread, to_grid
 
 WIDTH, HEIGHT = 256, {"cpu": 256, "cuda": 1024}  # of the result at a time: with 32 products each, 8 or 32 MB
 LOWEST = 2.0**-64  # below any exponent that occurs: what a group of zeros is aligned to
@@ -57,6 +59,26 @@ def _checked(values: Tensor, fmt: FloatFormat) -> Tensor:
     if ((to_grid(values.clone(), fmt) != values) & ~values.isnan() | (values.abs() > fmt.max)).any():
         raise ValueError(f"a value is not one of {fmt.name}: pass decoded codes without their scales")
     return values
+
+
+def scaled_product(x: Quantized, w: Quantized, accumulator: Accumulator) -> Tensor:
+    """x [M, K] times w [N, K] transposed, codes added as the accumulator does and scaled tile by tile: float32 [M, N].
+
+    A tensor core never sees a scale: where tiles divide K, each stretch of K that shares scales is one product of its
+    own, scaled and added in float32, as DeepGEMM does.
+    """
+    x_format, w_format, k = x.cast.format, w.cast.format, x.codes.shape[1]
+    if not isinstance(x_format, FloatFormat) or not isinstance(w_format, FloatFormat):
+        raise ValueError(f"{x.cast.text} by {w.cast.text} is no product of float codes")
+    stretch = math.gcd(x.cast.tile.cols, w.cast.tile.cols) or k
+    xs, ws = (decode(q.codes, q.cast.format) for q in (x, w))
+    scales = [spread(q.factors, q.cast.tile, *q.codes.shape).expand(-1, k) for q in (x, w)]
+    total = torch.zeros(len(xs), len(ws), device=xs.device)
+    for start in range(0, k, stretch):
+        part = slice(start, start + stretch)
+        own = accumulate(xs[:, part], ws[:, part], accumulator, x_format=x_format, w_format=w_format)
+        total += own * scales[0][:, start, None] * scales[1][:, start]
+    return total
 
 
 def _product(x: Tensor, w: Tensor, accumulator: Accumulator, x_format: FloatFormat, w_format: FloatFormat) -> Tensor:

@@ -174,7 +174,7 @@ def _cards(chosen: set[str], key: Names) -> list[Recipe]:
     """The presets as cards; several may be ticked and are queued as one study."""
     picked = []
     with st.container(horizontal=True, gap="small", key="new_run_cards"):
-        for name, preset in PRESETS.items():
+        for name, preset in ((n, p) for n, p in PRESETS.items() if p.everyday):
             with st.container(border=True, width=CARD_WIDTH, height=CARD_HEIGHT, key=key(f"card_{name}")):
                 glyph(preset.recipe)
                 if st.checkbox(f"**{plain(name)}**", name in chosen, key=key(f"preset_{name}")):
@@ -184,7 +184,12 @@ def _cards(chosen: set[str], key: Names) -> list[Recipe]:
         "Left square weights, second activations, third the KV cache where it is cast; cut into the tiles that share a "
         "scale. BF16 is the baseline."
     )
-    return picked
+    rarer = [name for name, preset in PRESETS.items() if not preset.everyday]
+    more = st.multiselect(
+        "More presets", rarer, [name for name in rarer if name in chosen], key=key("rarer"),
+        format_func=lambda name: f"{name} · {PRESETS[name].summary}", placeholder="other rules, FP6, FP4, INT4 …",
+    )  # fmt: skip
+    return picked + [PRESETS[name].recipe for name in more]
 
 
 def _called(name: str) -> str:

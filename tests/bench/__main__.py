@@ -1,6 +1,7 @@
 """Speed, as ratios within one process: a table, and one JSON object as the last line.
 
 recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward, same tokens
+cast.<tile>.*        cast and back of 64 Mi elements beside the libraries people use: see casts.py
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
 """
 
@@ -19,6 +20,7 @@ from fp8dash.model.load import find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import cast_model
 from fp8dash.places import cache_dir
 from fp8dash.quant.cast import codes_of
+from tests.bench.casts import cast_ratios
 
 REPEATS = 7
 RECIPE = PRESETS["FP8_DYNAMIC"].recipe
@@ -27,11 +29,12 @@ CAST_ROWS, CAST_COLS = 4096, 4096
 
 def main() -> None:
     """Prints the table and the JSON line."""
-    ratios = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
+    ratios: dict[str, float | str] = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
+    ratios |= cast_ratios()
     print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")
     for name, ratio in ratios.items():
-        print(f"{name:<24}{ratio:>8.3f}")
-    print(json.dumps({name: round(ratio, 4) for name, ratio in ratios.items()}))
+        print(f"{name:<26}{ratio:>20}" if isinstance(ratio, str) else f"{name:<26}{ratio:>20.3f}")
+    print(json.dumps({name: ratio if isinstance(ratio, str) else round(ratio, 4) for name, ratio in ratios.items()}))
 
 
 def recipe_over_forward() -> float:
