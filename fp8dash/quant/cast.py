@@ -111,13 +111,12 @@ def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
 
 def tile_amax(x: Tensor, tile: Tile) -> Tensor:
     """Float32 largest magnitude of each tile of a [rows, cols] tensor: [grid rows, grid cols]."""
-    amax = torch.cat([_row_amax(_tiled(x[rows], tile)) for rows in _slices(x)])  # [rows, grid cols]
-    return _over_rows(amax, tile, torch.amax)
-
-
-def _row_amax(block: Tensor) -> Tensor:
-    """Largest magnitude along the last axis, in float32: a CPU reduces short rows of bfloat16 ten times slower."""
-    return block.to(torch.float32, copy=True).abs_().amax(-1)
+    by_row = torch.empty(len(x), tile.grid(*x.shape)[1], device=x.device)
+    for rows in _slices(x):
+        # In float32: a CPU reduces short rows of bfloat16 ten times slower. Into one tensor: small ones that outlive
+        # a block keep its memory from being used again.
+        torch.amax(_tiled(x[rows], tile).to(torch.float32, copy=True).abs_(), dim=-1, out=by_row[rows])
+    return _over_rows(by_row, tile, torch.amax)
 
 
 def scale_from_amax(amax: Tensor, cast: Cast) -> Tensor:
