@@ -236,15 +236,16 @@ def _builder(base: Request, key: Names) -> list[Recipe]:
 
 
 def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | None:
-    on = st.toggle(f"**{title}**", start is not None, key=key(f"{title}_on"))
+    if not st.toggle(f"**{title}**", start is not None, key=key(f"{title}_on")):
+        return None
     start = start or parse_cast(USUAL[operand])
     formats, tiles, rules = list(FORMATS), list(dict.fromkeys([*TILES, start.tile.name])), list(RULES)
     name = st.selectbox(
-        f"{title}: format", formats, formats.index(start.format.name), key=key(f"{title}_format"), disabled=not on,
+        f"{title}: format", formats, formats.index(start.format.name), key=key(f"{title}_format"),
         format_func=lambda f: f"{f} · largest value {FORMATS[f].max:g}",
     )  # fmt: skip
     tile = st.selectbox(
-        f"{title}: tile", tiles, tiles.index(start.tile.name), key=key(f"{title}_tile"), disabled=not on,
+        f"{title}: tile", tiles, tiles.index(start.tile.name), key=key(f"{title}_tile"),
         format_func=lambda t: f"{t} · {SHARING[t][operand] if t in SHARING else t}", help="Who shares a scale.",
     )  # fmt: skip
     rule = st.selectbox(
@@ -252,31 +253,33 @@ def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | No
         rules,
         rules.index(start.rule.name),
         key=key(f"{title}_rule"),
-        disabled=not on,
         format_func=lambda r: f"{r} · {RULES[r].bits} bits a scale",
         help="  \n".join(f"{r.name}: {r.meaning}" for r in RULES.values()),
     )
-    return Cast(FORMATS[name], tile_of(tile) or start.tile, RULES.get(rule, FLOAT32), start.guard) if on else None
+    return Cast(FORMATS[name], tile_of(tile) or start.tile, RULES.get(rule, FLOAT32), start.guard)
 
 
 def _kv_cast(start: KvCast | None, key: Names) -> KvCast | None:
     """What the KV cache holds; a scale of 1.0 is one for all."""
-    on = st.toggle("**KV cache**", start is not None, key=key("kv_on"))
+    if not st.toggle("**KV cache**", start is not None, key=key("kv_on")):
+        return None
     start = start or KvCast(KV_FORMATS["e4m3fn"], "tensor")
     formats, shares, scales = list(KV_FORMATS), list(KV_SHARES), list(KV_SCALE_MEANINGS)
     name = st.selectbox(
-        "KV cache: format", formats, formats.index(start.format.name), key=key("kv_format"), disabled=not on,
+        "KV cache: format", formats, formats.index(start.format.name), key=key("kv_format"),
         format_func=lambda f: f"{f} · largest value {KV_FORMATS[f].max:g}",
     )  # fmt: skip
     scale = st.selectbox(
-        "KV cache: scale", scales, scales.index(start.scale), key=key("kv_scale"), disabled=not on,
+        "KV cache: scale", scales, scales.index(start.scale), key=key("kv_scale"),
         help="  \n".join(f"{scale}: {meaning}" for scale, meaning in KV_SCALE_MEANINGS.items()),
     )  # fmt: skip
+    if scale == "unit":
+        return KvCast(KV_FORMATS[name], "tensor", scale)
     share = st.selectbox(
         "KV cache: who shares a scale", shares, shares.index(start.share), key=key("kv_share"),
-        disabled=not on or scale == "unit", format_func=lambda s: f"{s} · {KV_SHARES[s]}",
+        format_func=lambda s: f"{s} · {KV_SHARES[s]}",
     )  # fmt: skip
-    return KvCast(KV_FORMATS[name], "tensor" if scale == "unit" else share, scale) if on else None
+    return KvCast(KV_FORMATS[name], share, scale)
 
 
 def _typed(base: Request, key: Names) -> list[Recipe]:
