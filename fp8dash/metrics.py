@@ -83,11 +83,13 @@ def shown(metric: Metric, value: float | None) -> str:
 
     >>> shown(METRICS["top1"], 0.91), shown(METRICS["model_bytes"], 162.9e6), shown(METRICS["kld"], 0.03)
     ('0.910', '163', '0.0300')
+    >>> shown(METRICS["ln_ppl_diff"], 0.0125), shown(METRICS["ln_ppl_diff"], None)
+    ('+0.0125', '—')
     """
-    if value is None or not math.isfinite(value) or not metric.digits:
-        return three(value if value is None else value / metric.per)
     if metric.signed:
         return signed(value)
+    if value is None or not math.isfinite(value) or not metric.digits:
+        return three(value if value is None else value / metric.per)
     return f"{value / metric.per:{metric.digits}}".rstrip(".").replace("-", "−")
 
 
