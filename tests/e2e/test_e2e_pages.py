@@ -80,8 +80,8 @@ def test_filters_live_in_the_address(address: str, browser: Browser) -> None:
     with watched(browser) as (page, _):
         page.goto(address)
         settled(page)
-        page.get_by_label("Search").fill("mxfp8")
-        page.get_by_label("Search").press("Enter")
+        page.get_by_label("Search", exact=True).fill("mxfp8")
+        page.get_by_label("Search", exact=True).press("Enter")
         expect(page.get_by_text("1 run, best KLD first")).to_be_visible(timeout=20_000)
         page.get_by_test_id("stButtonGroup").get_by_text("KLD against bits per weight").click()
         page.wait_for_url("**/?*x=KLD*")
@@ -89,7 +89,7 @@ def test_filters_live_in_the_address(address: str, browser: Browser) -> None:
     with watched(browser) as (page, _):
         page.goto(linked)
         expect(page.get_by_text("1 run, best KLD first")).to_be_visible(timeout=30_000)
-        expect(page.get_by_label("Search")).to_have_value("mxfp8")
+        expect(page.get_by_label("Search", exact=True)).to_have_value("mxfp8")
 
 
 def test_the_downloaded_csv_has_the_rows_on_the_screen(address: str, browser: Browser, tmp_path: Path) -> None:
