@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 RESAMPLES = 4_000
 CONFIDENCE = 0.95
@@ -98,12 +97,3 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
             front.append(i)
             best = points[i][1]
     return front
-
-
-def geometric_mean(values: npt.ArrayLike) -> float:
-    """The geometric mean of positive ratios.
-
-    >>> round(geometric_mean([2.0, 0.5]), 6)
-    1.0
-    """
-    return float(np.exp(np.mean(np.log(np.asarray(values, np.float64)))))

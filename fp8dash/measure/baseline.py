@@ -112,14 +112,22 @@ def _digest(baseline: Baseline) -> str:
     return digest.hexdigest()
 
 
+def token_scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """NLL in nats, log-sum and likeliest token of each row of float32 logits [rows, vocabulary], which it uses up.
+
+    The baseline and the runs go through it alike, so that a model does not differ from itself by a bit.
+    """
+    top = logits.argmax(-1, keepdim=True)  # ties go to the lower token id
+    peak, truth = logits.gather(-1, top), logits.gather(-1, targets[:, None])
+    log_sum = logits.sub_(peak).exp_().sum(-1, keepdim=True).log_().add_(peak)
+    return (log_sum - truth)[:, 0], log_sum[:, 0], top[:, 0]
+
+
 @torch.no_grad()
 def _score(head: nn.Module, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """NLL, log-sum and likeliest token of each row, on the CPU."""
-    logits = head(hidden).float()
-    top = logits.argmax(-1, keepdim=True)
-    peak, truth = logits.gather(-1, top), logits.gather(-1, targets.to(logits.device)[:, None])
-    log_sum = logits.sub_(peak).exp_().sum(-1, keepdim=True).log_().add_(peak)  # as the scorer does, to the bit
-    return tuple(column[:, 0].cpu() for column in (log_sum - truth, log_sum, top))
+    """`token_scores` of each row of hidden states, on the CPU."""
+    nll, log_sum, top = token_scores(head(hidden).float(), targets.to(hidden.device))
+    return nll.cpu(), log_sum.cpu(), top.cpu()
 
 
 @torch.no_grad()

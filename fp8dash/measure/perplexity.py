@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, Window
 from fp8dash.errors import NotFinite
-from fp8dash.measure.baseline import CHUNK, METHOD, Baseline, hidden_states
+from fp8dash.measure.baseline import CHUNK, METHOD, Baseline, hidden_states, token_scores
 from fp8dash.stats import FEWEST_WINDOWS, paired_difference
 
 
@@ -66,19 +66,16 @@ class _Scorer:
     def _chunk(self, index: int, rows: slice, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """NLL, KLD and agreement of some rows, float64 and on the CPU."""
         base = self._baseline
-        log_sum = base.log_sum[index, rows].to(self._device)[:, None]
+        log_sum = base.log_sum[index, rows].to(self._device)
         logits = self._head(hidden[rows])
         theirs = self._base_head(base.hidden[index, rows].to(self._device))
         a, b, c = self._blocks_for(logits)
         ours, theirs = a.copy_(logits), b.copy_(theirs)
-        top = ours.argmax(-1, keepdim=True)  # ties go to the lower token id, on both sides
-        peak, truth = ours.gather(-1, top), ours.gather(-1, targets[rows].to(self._device)[:, None])
-        chances = torch.sub(theirs, log_sum, out=c).exp_()
-        divergence = torch.linalg.vecdot(chances, theirs.sub_(ours))[:, None]
-        own_sum = ours.sub_(peak).exp_().sum(-1, keepdim=True).log_().add_(peak)
-        agrees = top.cpu() == base.top[index, rows, None]
-        columns = (own_sum - truth, divergence + own_sum - log_sum, agrees)
-        return tuple(column[:, 0].double().cpu() for column in columns)  # type: ignore[return-value]
+        chances = torch.sub(theirs, log_sum[:, None], out=c).exp_()
+        divergence = torch.linalg.vecdot(chances, theirs.sub_(ours))
+        nll, own_sum, top = token_scores(ours, targets[rows].to(self._device))
+        kld, agrees = divergence + own_sum - log_sum, top.cpu() == base.top[index, rows]
+        return nll.double().cpu(), kld.double().cpu(), agrees.double()
 
     def _blocks_for(self, logits: Tensor) -> list[Tensor]:
         if not self._blocks:
