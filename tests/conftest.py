@@ -19,6 +19,16 @@ def corpus_file(tmp_path_factory):
 
 
 @pytest.fixture
+def loaded(tiny):
+    """The tiny model, loaded anew for each test: casting changes it."""
+    import torch
+
+    from fp8dash.model.load import load
+
+    return load(tiny, torch.device("cpu"))
+
+
+@pytest.fixture
 def store(tmp_path):
     """An empty store in a file."""
     opened = Store(f"sqlite:///{tmp_path / 'fp8dash.sqlite'}")

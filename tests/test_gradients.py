@@ -19,7 +19,6 @@ from fp8dash.cli import _parser
 from fp8dash.errors import NotFinite
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.gradients import CASTS, WINDOWS, backward, gradients, watched
-from fp8dash.model.load import load
 from fp8dash.pipeline import STAGES as WALKED
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.cast import round_trip
@@ -29,11 +28,6 @@ from tests.test_pages import opened, said
 KINDS = 3 * len(CASTS) + 2
 LAYER = "model.layers.0.mlp.up_proj"
 SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1,), "backend": "emulated"}
-
-
-@pytest.fixture
-def loaded(tiny):
-    return load(tiny, torch.device("cpu"))
 
 
 @pytest.fixture

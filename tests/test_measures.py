@@ -17,15 +17,9 @@ from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.gemm import gemm
 from fp8dash.measure.needle import NOISE, build_prompt, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
-from fp8dash.model.load import load
 from fp8dash.model.swap import cast_model
 
 CPU = Device("cpu", "CPU")
-
-
-@pytest.fixture
-def loaded(tiny):
-    return load(tiny, torch.device("cpu"))
 
 
 @pytest.fixture
