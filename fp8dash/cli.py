@@ -251,6 +251,11 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measures", type=_words, default=default.measures, help=f"comma separated: {', '.join(MEASURES)}"
     )
+    parser.add_argument(
+        "--calibration", default=default.calibration, help="the text static and delayed scales are made from "
+        "(default: the corpus's end, never what is measured)"
+    )  # fmt: skip
+    parser.add_argument("--calibration-windows", type=int, default=default.calibration_windows)
     parser.add_argument("--gemm-m", type=_numbers, default=default.gemm_m, help="comma separated rows")
     parser.add_argument("--needle-lengths", type=_numbers, default=default.needle_lengths, help="tokens")
     parser.add_argument("--needle-depths", type=_numbers, default=default.needle_depths, help="per cent")

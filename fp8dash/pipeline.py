@@ -20,13 +20,15 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
-from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
+from fp8dash.measure.calibrated import calibrated, clipped
+from fp8dash.measure.corpora import Corpus, calibration_windows, cut_windows, load_corpus
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
 from fp8dash.measure.kv_cache import kv_memory
 from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.weight_error import backend_of, weight_error
+from fp8dash.model.calibration import NOTHING, observe, rewind
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
 from fp8dash.model.swap import EMULATED, cast_model
 
@@ -48,6 +50,7 @@ class Bench:
     loaded: LoadedModel = field(init=False)  # from load, as are the next four
     corpus: Corpus = field(init=False)
     windows: Tensor = field(init=False)  # only where perplexity or gradients are measured
+    calibration: Tensor | None = field(init=False)  # only where the recipe needs it
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
     baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
@@ -65,6 +68,8 @@ def run_stages(request: Request, done: frozenset[str], cache: Path) -> Iterator[
     torch.manual_seed(request.seed)
     for name, work in STAGES.items():
         if name in PREPARING or name in left:
+            if name not in PREPARING:
+                rewind(bench.loaded.model)
             result = yield from _walk(name, work, bench)
             if name not in done:
                 yield result
@@ -98,10 +103,11 @@ def _load(bench: Bench) -> Iterator[Item]:
         )
     if "needle" in request.measures:
         check_lengths(request.needle_lengths, loaded.context)
+    bench.calibration, calibrated_on = _calibration(bench, loaded)
     bench.base_head = head_of(loaded.model)
     linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
     bench.shapes = linear_shapes(linears)
-    bench.facts = _provenance(bench, loaded, bench.corpus)
+    bench.facts = _provenance(bench, loaded, bench.corpus) | calibrated_on
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
@@ -125,15 +131,18 @@ def _gradients(bench: Bench) -> Iterator[Item]:
 
 
 def _quantize(bench: Bench) -> Iterator[Item]:
-    model = bench.loaded.model
+    model, observed = bench.loaded.model, NOTHING
+    if bench.calibration is not None:
+        observed = yield from observe(model, bench.recipe, bench.calibration)
     total = sum(1 for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor))
     layers = []
     with torch.no_grad():
-        swaps = cast_model(model, bench.recipe, bench.device, bench.request.backend)
+        swaps = cast_model(model, bench.recipe, bench.device, bench.request.backend, observed)
         for item in weight_error(swaps, total):
             if isinstance(item, Layer):
                 layers.append(item)
             yield item
+    yield from calibrated(model, bench.recipe)
     if bench.recipe.kv:
         yield from kv_memory(model, bench.recipe.kv, bench.request.window_length)
     others = (EMULATED,) if bench.recipe.casts_attention else ()
@@ -147,6 +156,7 @@ def _gemm(bench: Bench) -> Iterator[Item]:
 def _perplexity(bench: Bench) -> Iterator[Item]:
     model, seed = bench.loaded.model, bench.request.seed
     yield from perplexity(model, bench.base_head, bench.windows, bench.baseline, bench.backend, seed, bench.recipe.kv)
+    yield from clipped(model, bench.backend)
 
 
 def _needle(bench: Bench) -> Iterator[Item]:
@@ -165,6 +175,19 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "perplexity": _perplexity,
     "needle": _needle,
 }
+
+
+def _calibration(bench: Bench, loaded: LoadedModel) -> tuple[Tensor | None, dict[str, Any]]:
+    """The windows [count, L] that scales are made from, and facts about them; None and none where no scale is."""
+    request = bench.request
+    if not bench.recipe.needs_calibration:
+        return None, {}
+    corpus = load_corpus(request.calibration) if request.calibration else bench.corpus
+    measured = request.windows * request.window_length if corpus.content_hash == bench.corpus.content_hash else 0
+    count, length = request.calibration_windows, request.window_length
+    windows = calibration_windows(loaded.tokenizer, corpus, count, length, measured)
+    told = {"corpus": corpus.name, "hash": corpus.content_hash, "windows": count, "window_length": length}
+    return windows, {"calibration": told}
 
 
 def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, Any]:

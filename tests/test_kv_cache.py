@@ -1,6 +1,7 @@
 """The quantized KV cache and the cast attention path: what they hold, what they return, and what a run says of it."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,13 +143,13 @@ def test_decoding_after_a_prompt_is_one_forward_through_the_same_cache_up_to_chu
         return torch.cat([body(input_ids=p, use_cache=True, cache=cache).last_hidden_state for p in parts], 1)[0]
 
     kv = parse_kv("int8/token")
-    whole = body(input_ids=IDS, use_cache=True, cache=quantized_cache(model.config, kv)).last_hidden_state[0]
-    assert relative(cut(quantized_cache(model.config, kv)), whole) < 2**-7
+    whole = body(input_ids=IDS, use_cache=True, cache=quantized_cache(model, kv)).last_hidden_state[0]
+    assert relative(cut(quantized_cache(model, kv)), whole) < 2**-7
     assert relative(cut(DynamicCache(config=model.config)), whole) < 2**-6
 
 
 def test_generate_reads_and_fills_the_cache(model):
-    cache = quantized_cache(model.config, parse_kv("e4m3fn/head"))
+    cache = quantized_cache(model, parse_kv("e4m3fn/head"))
     model.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=6, min_new_tokens=6, do_sample=False,
                    pad_token_id=0, cache=cache)  # fmt: skip
     assert [layer.updates for layer in cache.layers] == [[96, 1, 1, 1, 1, 1]] * 2
@@ -166,9 +167,12 @@ def test_layers_with_a_window_keep_all_tokens_and_their_mask_hides_the_old_ones(
 
 
 def test_a_model_that_keeps_more_than_keys_and_values_is_refused():
+    odd, plain = (
+        SimpleNamespace(config=c) for c in (Qwen3NextConfig(num_hidden_layers=4), LlamaConfig(num_hidden_layers=3))
+    )
     with pytest.raises(ModelError, match="LinearAttentionLayer.*leave kv= out"):
-        quantized_cache(Qwen3NextConfig(num_hidden_layers=4), parse_kv("e4m3fn/tensor"))
-    assert len(quantized_cache(LlamaConfig(num_hidden_layers=3), parse_kv("e4m3fn/tensor")).layers) == 3
+        quantized_cache(odd, parse_kv("e4m3fn/tensor"))
+    assert len(quantized_cache(plain, parse_kv("e4m3fn/tensor")).layers) == 3
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_bytes_a_token_are_what_a_prefill_holds(model, text, scales):
     assert (found.name, found.unit, found.better) == ("kv_bytes_per_token", "bytes", "lower")
     assert found.value == 2 * (2 * 2 * 16 + 4 * scales)  # layers * (keys and values * heads * width + scales)
     assert ("scale 1.0" if "unit" in text else "dynamic scales") in found.note and "uncast 256 bytes" in found.note
-    cache = quantized_cache(model.config, kv)
+    cache = quantized_cache(model, kv)
     model.base_model(input_ids=IDS[:, :64], use_cache=True, cache=cache)
     assert found.value * 64 == sum(layer.nbytes for layer in cache.layers)
 

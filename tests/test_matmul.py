@@ -6,8 +6,9 @@ import torch
 from fp8dash.choose.hardware import INT_MM, SCALED_MM, Device, native_path
 from fp8dash.choose.recipe import parse_cast, parse_recipe
 from fp8dash.errors import KernelRefused
+from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.cast import Quantized, codes_of, dequantize, quantize
-from fp8dash.quant.matmul import ActivationCast, Operand, activation_operand, multiply, scaled_mm, swizzled
+from fp8dash.quant.matmul import Operand, activation_operand, multiply, scaled_mm, swizzled
 
 CPU = Device("cpu", "CPU")
 NATIVE = [f"w={f}/{t} a={f}/{t}" for f in ("e4m3fn", "e5m2", "int8") for t in ("tensor", "row")]

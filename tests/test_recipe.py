@@ -12,12 +12,13 @@ from fp8dash.choose.recipe import (
     KV_SHARES,
     Cast,
     KvCast,
+    Override,
     Recipe,
     parse_cast,
     parse_kv,
     parse_recipe,
 )
-from fp8dash.choose.scaling import RULES, TILES
+from fp8dash.choose.scaling import DELAYED, EXACT, FLOAT32, RULES, STATIC, TENSOR, TILES, when_of
 from fp8dash.errors import InvalidChoice
 from tests.reference import FORMATS as REFERENCE
 
@@ -29,15 +30,31 @@ casts = st.builds(
 )
 kv_casts = st.builds(
     KvCast, st.sampled_from(list(KV_FORMATS.values())), st.sampled_from(list(KV_SHARES))
-) | st.sampled_from([KvCast(fmt, "tensor", "unit") for fmt in KV_FORMATS.values()])
+) | st.sampled_from(
+    [
+        KvCast(fmt, *kept)
+        for fmt in KV_FORMATS.values()
+        for kept in (("tensor", "unit"), ("tensor", "static"), ("head", "static"))
+    ]
+)
+whens = st.sampled_from([STATIC, DELAYED, *map(when_of, ("static:p99.9", "static:mse", "delayed:16:recent:1"))])
+observed = st.builds(
+    Cast, st.sampled_from(list(FORMATS.values())), st.just(TENSOR), st.just(FLOAT32), st.just(EXACT), whens
+)
+patterns = st.sampled_from(["*.o_proj", "model.layers.[01].*"])
+overrides = st.builds(Override, st.just("w"), patterns, st.none() | casts) | st.builds(
+    Override, st.just("a"), patterns, st.none() | observed
+)
 recipes = st.builds(
     Recipe,
     st.none() | casts,
-    st.none() | casts,
+    st.none() | casts | observed,
     st.lists(st.sampled_from(GROUPS), unique=True).map(tuple),
     st.lists(st.sampled_from(["*.down_proj", "model.layers.0.*", "lm_head"]), unique=True).map(tuple),
     st.none() | kv_casts,
     st.none() | casts,
+    st.none(),
+    st.lists(overrides, max_size=3, unique_by=lambda o: (o.key, o.pattern)).map(tuple),
 )
 
 
@@ -69,7 +86,7 @@ def test_a_preset_is_found_by_its_recipe_and_by_its_name(preset):
     ("text", "said"),
     [
         ("", "casts nothing"),
-        ("fp8", "not part of a recipe"),
+        ("fp9", "not part of a recipe"),
         ("w=e4m3", "not a cast"),
         ("w=e4m4/row", "“e4m4” is not a format: choose one of e4m3fn, e5m2, e4m3fnuz"),
         ("w=e4m3fn/256", "not a tile"),
@@ -83,7 +100,19 @@ def test_a_preset_is_found_by_its_recipe_and_by_its_name(preset):
         ("kv=e4m3fn/tensor/unit/exact", "not a KV cache cast"),
         ("kv=int4/tensor", "“int4” is not a KV cache format: choose one of e4m3fn, e5m2, int8"),
         ("kv=e4m3fn/row", "“row” is not a share of the KV cache: choose one of tensor, head, token"),
-        ("kv=e4m3fn/tensor/static", "“static” is not a KV cache scale: choose one of dynamic, unit"),
+        ("kv=e4m3fn/tensor/fixed", "“fixed” is not a KV cache scale: choose one of dynamic, static, unit"),
+        ("kv=e4m3fn/token/static", "nearest: e4m3fn/head/static"),
+        ("a=e4m3fn/row/static", "nearest: e4m3fn/tensor/static"),
+        ("a=e4m3fn/tensor/nvfp4/static", "nearest: e4m3fn/tensor/static"),
+        ("a=e4m3fn/tensor/mse/delayed", "nearest: e4m3fn/tensor/static:mse"),
+        ("a=e4m3fn/tensor/static:p100", "does not say when a scale is made: write static"),
+        ("a=e4m3fn/tensor/delayed:0", "does not say when a scale is made: write static"),
+        ("w=e4m3fn/tensor/static", "nearest: e4m3fn/tensor"),
+        ("w=int8/row w[*.o_proj]=int8/tensor/delayed", "nearest: int8/tensor"),
+        ("w[*.o_proj]=bf16", "casts nothing"),
+        ("w=int8/row w[rm -rf]=bf16", "not part of a recipe"),
+        ("w=int8/row w[$x]=bf16", "not a module pattern"),
+        ("w=e5m2/row a=e5m2/row acc=hopper-128 w[*.o_proj]=bf16", "leave out"),
         ("kv=e4m3fn/token/unit", "write e4m3fn/tensor/unit"),
         ("attn=e4m3fn", "not a cast"),
     ],
@@ -104,3 +133,10 @@ def test_bits_per_element_are_the_reference():
         ("e4m3fn/row", "fp8 per-token fp32 scale K=576", (100, 576)),
     ):
         assert parse_cast(text).bits_per_element(*shape) == pytest.approx(table[key])
+
+
+def test_the_first_override_that_names_a_module_holds_and_its_other_operand_stays():
+    recipe = parse_recipe("w=e4m3fn/row a=e4m3fn/row w[*.layers.0.*]=int8/row w[*.down_proj]=bf16")
+    assert recipe.of("model.layers.0.mlp.down_proj").text == "w=int8/row a=e4m3fn/row"
+    assert recipe.of("model.layers.1.mlp.down_proj").text == "a=e4m3fn/row"
+    assert recipe.of("model.layers.1.mlp.up_proj").text == "w=e4m3fn/row a=e4m3fn/row"

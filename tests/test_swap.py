@@ -11,6 +11,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Layer, Measurement
 from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.measure.weight_error import backend_of, weight_error
+from fp8dash.model.calibration import NOTHING, observe
 from fp8dash.model.load import load
 from fp8dash.model.swap import EmulatedLinear, cast_model
 
@@ -19,9 +20,20 @@ IDS = torch.arange(64)[None] % 250
 
 
 def walked(model, text, backend="emulated"):
-    items = list(weight_error(cast_model(model, parse_recipe(text), CPU, backend), 1))
+    recipe = parse_recipe(text)
+    observed = observed_on(model, recipe) if recipe.needs_calibration else NOTHING
+    items = list(weight_error(cast_model(model, recipe, CPU, backend, observed), 1))
     layers = [item for item in items if isinstance(item, Layer)]
     return layers, {item.name: item.value for item in items if isinstance(item, Measurement)}
+
+
+def observed_on(model, recipe, windows=IDS):
+    walk = observe(model, recipe, windows)
+    while True:
+        try:
+            next(walk)
+        except StopIteration as end:
+            return end.value
 
 
 @pytest.fixture
@@ -35,7 +47,9 @@ def logits(model):
 
 
 @pytest.mark.parametrize(
-    "text", [p.text for p in PRESETS.values()] + ["w=e4m3fn/row", "a=int8/1x32", "w=e5m2/128x128/rceil"]
+    "text",
+    [p.text for p in PRESETS.values()]
+    + ["w=e4m3fn/row", "a=int8/1x32", "w=e5m2/128x128/rceil", "w=e4m3fn/row w[*.down_proj]=int8/1x32 skip=*.o_proj"],
 )
 def test_every_weight_is_told_of_with_a_reason_and_logits_stay_close(model, tiny, text):
     named = {

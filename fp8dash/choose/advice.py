@@ -78,6 +78,22 @@ def _on_casts(recipe: Recipe) -> list[Advice]:
     if recipe.accumulator:
         text = f"acc={recipe.accumulator.name} is simulated to the bit and very slow: take few, short windows."
         remarks.append(Advice("warning", text))
+    if recipe.activations and recipe.activations.when.name == "static":
+        remarks.append(
+            Advice(
+                "note",
+                "Static scales save the amax at run time; text unlike the calibration text is clipped. The run says "
+                "how much was.",
+            )
+        )
+    if recipe.activations and recipe.activations.when.name == "delayed":
+        remarks.append(
+            Advice(
+                "note",
+                "Delayed scales follow the passes before: a pass is one window, or one decoded token. Meant for "
+                "training; the history starts from the calibration text.",
+            )
+        )
     if recipe.activations and not recipe.weights:
         remarks.append(
             Advice(
@@ -118,10 +134,12 @@ def _on_kv(kv: KvCast) -> Advice:
             "Every KV scale is 1.0, as in vLLM when a checkpoint holds none: keys and values beyond "
             f"{kv.format.max:,.0f} are clipped. Compare with kv={kv.format.name}/{kv.share}.",
         )
+    if kv.scale == "static":
+        return Advice("note", "KV scales are calibrated once a layer: what serving engines read from a checkpoint.")
     return Advice(
         "note",
         "KV scales are dynamic: each prompt and each decoded token by its own amax. Engines that keep one static scale "
-        "a layer may lose more: kv=e4m3fn/tensor/unit shows scale 1.0.",
+        f"a layer may lose more: kv={kv.format.name}/tensor/static shows that, and /unit scale 1.0.",
     )
 
 

@@ -7,11 +7,12 @@ catalogue entry or the path of a UTF-8 text file.
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.errors import ModelError
 
 DEMO, PYDOCS = "demo", "pydocs"
@@ -27,6 +28,7 @@ class Weights:
     n: int
     k: int
     count: int = 1
+    modules: tuple[str, ...] = ()  # their names, where they are known: what patterns are matched with
 
     @property
     def parameters(self) -> int:
@@ -106,8 +108,17 @@ def shape_from_config(config: dict[str, int]) -> ModelShape:
     )
     head = config.get("head_dim") or hidden // heads
     q, kv = heads * head, (config.get("num_key_value_heads") or heads) * head
-    linears = ((q, hidden, 1), (kv, hidden, 2), (hidden, q, 1), (inner, hidden, 2), (hidden, inner, 1))
-    weights = [Weights("blocks", n, k, count * layers) for n, k, count in linears]
+    linears = (
+        (("self_attn.q_proj",), q, hidden),
+        (("self_attn.k_proj", "self_attn.v_proj"), kv, hidden),
+        (("self_attn.o_proj",), hidden, q),
+        (("mlp.gate_proj", "mlp.up_proj"), inner, hidden),
+        (("mlp.down_proj",), hidden, inner),
+    )
+    weights = []
+    for parts, n, k in linears:
+        names = tuple(f"model.layers.{layer}.{part}" for layer in range(layers) for part in parts)
+        weights.append(Weights("blocks", n, k, len(names), names))
     weights += [Weights("embeddings", vocab, hidden), Weights("norms", 1, hidden, 2 * layers + 1)]
     weights += [] if tied else [Weights("lm_head", vocab, hidden)]
     return ModelShape(tuple(weights), config.get("max_position_embeddings", 0), tied)
@@ -134,7 +145,7 @@ def shape_of(model: str) -> ModelShape | None:
 
 
 def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
-    """Bits per cast weight, stored size and coverage of a recipe on a model. Skip patterns are not applied.
+    """Bits per cast weight, stored size and coverage of a recipe on a model.
 
     >>> from fp8dash.choose.recipe import parse_recipe
     >>> found = estimate(parse_recipe("w=e4m3fn/1x32/rceil"), shape_from_config(dict(MODELS["demo"].config)))
@@ -143,11 +154,12 @@ def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
     """
     cast, bits, kept = 0, 0.0, 0
     for w in shape.weights:
-        if recipe.weights and (w.group == "blocks" or w.group in recipe.also):
-            cast += w.parameters
-            bits += w.parameters * recipe.weights.bits_per_element(w.n, w.k)
-        else:
-            kept += w.parameters
+        for each in _casts(recipe, w):
+            parameters = w.parameters // w.count * each.count
+            if each.cast:
+                cast, bits = cast + parameters, bits + parameters * each.cast.bits_per_element(w.n, w.k)
+            else:
+                kept += parameters
     if recipe.weights and shape.tied and "lm_head" in recipe.also and "embeddings" not in recipe.also:
         head = next(w for w in shape.weights if w.group == "embeddings")  # untied: stored once more, cast
         cast, bits = (
@@ -156,6 +168,25 @@ def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
         )
     size = math.ceil((bits + 16 * kept) / 8)
     return Estimate(bits / cast if cast else 16.0, size, 2 * shape.parameters, cast / (cast + kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """So many weights of one shape under one cast, or none."""
+
+    cast: Cast | None
+    count: int
+
+
+def _casts(recipe: Recipe, weights: Weights) -> list[_Cast]:
+    """What a recipe makes of weights of one shape: patterns are for Linears whose names are known."""
+    if weights.group != "blocks" and weights.group not in recipe.also:
+        return [_Cast(None, weights.count)]
+    patterns = recipe.skip or recipe.overrides
+    if not patterns or not weights.modules or weights.group in ("embeddings", "norms"):
+        return [_Cast(recipe.weights, weights.count)]
+    found = Counter(None if recipe.skips(name) else recipe.of(name).weights for name in weights.modules)
+    return [_Cast(cast, count) for cast, count in found.items()]
 
 
 def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -170,7 +201,8 @@ def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _weights(name: str, shape: tuple[int, ...]) -> Weights:
+    module = name.removesuffix(".weight")
     if len(shape) != 2:
         return Weights("norms", 1, math.prod(shape))
     group = "embeddings" if "embed" in name or "wte" in name else "lm_head" if name.startswith("lm_head") else "blocks"
-    return Weights(group, *shape)
+    return Weights(group, *shape, modules=(module,))

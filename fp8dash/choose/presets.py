@@ -27,6 +27,16 @@ class Preset:
 
 _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     (
+        "FP8",
+        "w=e4m3fn/tensor a=e4m3fn/tensor/static",
+        "One scale per tensor, the activations' from calibration text: no amax at run time.",
+        (
+            ("llm-compressor", "FP8"),
+            ("torchao", "Float8StaticActivationFloat8WeightConfig"),
+            ("ModelOpt", "FP8_DEFAULT_CFG"),
+        ),
+    ),
+    (
         "FP8_CHANNEL_TENSOR",
         "w=e4m3fn/row a=e4m3fn/tensor",
         "A scale per output channel, one for the activations: often called vLLM's default, and no library's preset.",
@@ -55,6 +65,12 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
         "w=e4m3fn/tensor/te a=e4m3fn/tensor/te",
         "Transformer Engine's current scaling, forward.",
         (("Transformer Engine", "Float8CurrentScaling"),),
+    ),
+    (
+        "TE_DELAYED",
+        "w=e4m3fn/tensor/te a=e4m3fn/tensor/te/delayed",
+        "Transformer Engine's delayed scaling, forward: scales from the largest amax of 1,024 earlier passes.",
+        (("Transformer Engine", "DelayedScaling"),),
     ),
     (
         "FP8_FNUZ",
@@ -111,6 +127,15 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
         "w=int4/1x128/ct",
         "Four-bit weights in groups of 128, rounded to nearest: the smallest common deployment.",
         (("llm-compressor", "W4A16"), ("Quark", "int4_wo_128")),
+    ),
+    (
+        "KV_FP8_STATIC",
+        "kv=e4m3fn/tensor/static",
+        "The KV cache by one calibrated scale a layer, as FP8 checkpoints carry it.",
+        (
+            ("compressed-tensors", "kv_cache_scheme, dynamic false"),
+            ("vLLM", "--kv-cache-dtype fp8 with k_scale, v_scale"),
+        ),
     ),
     (
         "MOSS",

@@ -1,16 +1,18 @@
 """Cast and Recipe, and the text form in which they are typed, stored and read back. Values only: no torch.
 
 w=e4m3fn/128x128 a=e4m3fn/1x128          weights and activations, float32 scales
+w=e4m3fn/tensor a=e4m3fn/tensor/static   activations by one scale from calibration text; /delayed by earlier passes
 w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil  MXFP8 with round-up E8M0 scales
 w=int8/row also=lm_head skip=*.down_proj weights only, the head too, one projection left out
-kv=e4m3fn/tensor                         the KV cache only, scaled as it comes; kv=e4m3fn/tensor/unit with scale 1.0
+w=e4m3fn/row w[*.down_proj]=bf16         one projection in a cast of its own, or in none; so also a[pattern]=
+kv=e4m3fn/tensor                         the KV cache only, scaled as it comes; /static calibrated, /unit scale 1.0
 attn=e4m3fn/tensor                       the operands of attention's two products and the softmax between them
 bf16                                     nothing is cast: the baseline
 """
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from fp8dash.choose.accumulators import Accumulator, parse_accumulator
 from fp8dash.choose.formats import E4M3FN, E5M2, FORMATS, INT8, Format
 from fp8dash.choose.scaling import (
     COLUMN,
+    DYNAMIC,
     EXACT,
     FLOAT32,
     GUARDS,
@@ -26,10 +29,13 @@ from fp8dash.choose.scaling import (
     TENSOR,
     TILES,
     UNIT,
+    WHENS,
     Guard,
     ScaleRule,
     Tile,
+    When,
     tile_of,
+    when_of,
 )
 from fp8dash.errors import InvalidChoice
 
@@ -43,9 +49,10 @@ KV_SHARES = {  # who shares a scale in the KV cache; each sequence, each layer, 
     "head": "one per head and update",
     "token": "one per token and head",
 }
-KV_SCALES = {"dynamic": FLOAT32, "unit": UNIT}
+KV_SCALES = {"dynamic": FLOAT32, "static": FLOAT32, "unit": UNIT}
 KV_SCALE_MEANINGS = {
     "dynamic": "each update, be it a prompt or one decoded token, by its own amax; older codes are never scaled anew",
+    "static": "one scale a layer for keys and one for values, from the calibration text's amax: what checkpoints carry",
     "unit": "scale 1.0 throughout: what vLLM does without calibrated scales",
 }
 
@@ -54,12 +61,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """One operand's format, the tile that shares a scale, the rule for that scale, and what keeps it off zero."""
+    """One operand's format, the tile that shares a scale, the rule for that scale, what keeps it off zero, and when
+    it is made (activations only: a weight's is always its own)."""
 
     format: Format
     tile: Tile
     rule: ScaleRule = FLOAT32
     guard: Guard = EXACT
+    when: When = DYNAMIC
 
     @property
     def text(self) -> str:
@@ -70,7 +79,12 @@ class Cast:
         """
         words = [self.format.name, self.tile.name]
         words += [choice.name for choice in (self.rule, self.guard) if choice not in (FLOAT32, EXACT)]
-        return "/".join(words)
+        return "/".join(words + [self.when.text] * (self.when != DYNAMIC))
+
+    @property
+    def is_observed(self) -> bool:
+        """True where the scale is not the operand's own: activations must be seen before they are cast."""
+        return self.when != DYNAMIC
 
     def bits_per_element(self, rows: int, cols: int) -> float:
         """Bits of one element of a [rows, cols] operand, its share of the scales included.
@@ -116,7 +130,29 @@ class KvCast:
         >>> parse_kv("int8/token").provenance, parse_kv("e4m3fn/tensor/unit").provenance
         ('dynamic scales, one per token and head', 'scale 1.0')
         """
-        return "scale 1.0" if self.scale == "unit" else f"dynamic scales, {KV_SHARES[self.share]}"
+        if self.scale == "unit":
+            return "scale 1.0"
+        if self.scale == "static":
+            return f"static scales from calibration, one per layer{' and head' if self.share == 'head' else ''}"
+        return f"dynamic scales, {KV_SHARES[self.share]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Another cast, or none, for the weights or activations of the modules that a shell pattern names."""
+
+    key: str  # "w" or "a"
+    pattern: str
+    cast: Cast | None
+
+    @property
+    def text(self) -> str:
+        """The form that reads back.
+
+        >>> parse_recipe("w=int8/row w[*.o_proj]=bf16").overrides[0].text
+        'w[*.o_proj]=bf16'
+        """
+        return f"{self.key}[{self.pattern}]={self.cast.text if self.cast else BASELINE_TEXT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +160,8 @@ class Recipe:
     """What is cast in a model. Linears of the blocks are; GROUPS only when named in `also`.
 
     `kv` is what the cache holds; `attention` casts Q, K and V [heads * tokens, head_dim], and the softmax. `skip`
-    holds shell patterns over module names ("*.down_proj", "model.layers.0.*"), and is of Linears alone.
+    holds shell patterns over module names ("*.down_proj", "model.layers.0.*"), and is of Linears alone, as are
+    `overrides`, the first of which that names a module holds for it.
     """
 
     weights: Cast | None = None
@@ -134,6 +171,7 @@ class Recipe:
     kv: KvCast | None = None
     attention: Cast | None = None
     accumulator: Accumulator | None = None  # how the Linears' products are added, where that is simulated
+    overrides: tuple[Override, ...] = ()
 
     @property
     def is_baseline(self) -> bool:
@@ -147,7 +185,23 @@ class Recipe:
     @property
     def casts_linears(self) -> bool:
         """True where the Linears' weights or activations are cast."""
-        return self.weights is not None or self.activations is not None
+        casts = (self.weights, self.activations, *(o.cast for o in self.overrides))
+        return any(cast is not None for cast in casts)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True where activations, keys or values must be observed on some text before the model is cast.
+
+        >>> parse_recipe("a=e4m3fn/tensor/delayed").needs_calibration, parse_recipe("a=int8/row").needs_calibration
+        (True, False)
+        """
+        casts = (self.activations, *(o.cast for o in self.overrides))
+        return any(cast is not None and cast.is_observed for cast in casts) or self.calibrates_kv
+
+    @property
+    def calibrates_kv(self) -> bool:
+        """True where the KV cache's scales come from calibration."""
+        return self.kv is not None and self.kv.scale == "static"
 
     @property
     def casts_attention(self) -> bool:
@@ -167,6 +221,7 @@ class Recipe:
             return BASELINE_TEXT
         casts = {"w": self.weights, "a": self.activations, "kv": self.kv, "attn": self.attention}
         words = [f"{key}={cast.text}" for key, cast in casts.items() if cast]
+        words += [override.text for override in self.overrides]
         words += [f"acc={self.accumulator.name}"] if self.accumulator else []
         words += [f"{key}={','.join(names)}" for key, names in (("also", self.also), ("skip", self.skip)) if names]
         return " ".join(words)
@@ -179,14 +234,32 @@ class Recipe:
         """
         return next((pattern for pattern in self.skip if fnmatchcase(module, pattern)), None)
 
+    def of(self, module: str) -> "Recipe":
+        """The recipe as this module sees it: the overrides that name it are taken, the others dropped.
+
+        >>> mixed = parse_recipe("w=e4m3fn/row w[*.down_proj]=int8/row")
+        >>> mixed.of("model.layers.0.mlp.down_proj").text, mixed.of("lm_head").text
+        ('w=int8/row', 'w=e4m3fn/row')
+        """
+        own = replace(self, overrides=())
+        for override in reversed(self.overrides):
+            if fnmatchcase(module, override.pattern) and override.key == "w":
+                own = replace(own, weights=override.cast)
+            elif fnmatchcase(module, override.pattern):
+                own = replace(own, activations=override.cast)
+        return own
+
 
 def parse_cast(text: str) -> Cast:
-    """A cast from format/tile, then a scale rule or a guard or both; raises InvalidChoice.
+    """A cast from format/tile, then a scale rule, a guard and when the scale is made, each if need be.
 
-    >>> parse_cast("int4/1x128/ct").guard.name
-    'ct'
+    Raises InvalidChoice.
+
+    >>> parse_cast("int4/1x128/ct").guard.name, parse_cast("e4m3fn/tensor/pow2/te/delayed:16").when.history
+    ('ct', 16)
     """
     parts = [part.strip().lower() for part in text.split("/")]
+    when = _when(parts.pop(), text) if parts[-1].partition(":")[0] in WHENS else DYNAMIC
     if not 2 <= len(parts) <= 4:
         raise InvalidChoice(f"“{text}” is not a cast: write format/tile or format/tile/rule, as in e4m3fn/128x128.")
     fmt, tile = _choose("format", parts[0], FORMATS), tile_of(parts[1])
@@ -195,7 +268,35 @@ def parse_cast(text: str) -> Cast:
     guard = _choose("guard", parts.pop(), GUARDS) if parts[-1] in GUARDS and len(parts) > 2 else EXACT
     if len(parts) > 3:
         raise InvalidChoice(f"“{parts[3]}” is not a guard: choose one of {', '.join(GUARDS)}.")
-    return Cast(fmt, tile, _choose("scale rule", parts[2], RULES) if len(parts) == 3 else FLOAT32, guard)
+    rule = _choose("scale rule", parts[2], RULES) if len(parts) == 3 else FLOAT32
+    return _checked_when(Cast(fmt, tile, rule, guard, when))
+
+
+def _when(part: str, text: str) -> When:
+    when = when_of(part)
+    if when is None:
+        raise InvalidChoice(
+            f"“{part}” in “{text}” does not say when a scale is made: write static, static:p99.9, static:mse, delayed, "
+            "or delayed:history:max:margin as in delayed:16:recent:1."
+        )
+    return when
+
+
+def _checked_when(cast: Cast) -> Cast:
+    """The cast, unless its scale cannot be made before the operand is seen."""
+    said = f"{cast.format.name}/{cast.tile.name}/{cast.rule.name} with {cast.when.text} scales"
+    if cast.is_observed and cast.tile != TENSOR:
+        raise InvalidChoice(
+            f"{said} is refused: a scale made beforehand is one per tensor (compressed-tensors, Transformer Engine); "
+            f"nearest: {cast.format.name}/tensor/{cast.when.text}."
+        )
+    if cast.is_observed and (cast.rule.outer or cast.rule.name in ("mse", "unit")):
+        how = "static:mse" if cast.rule.name == "mse" else cast.when.text
+        raise InvalidChoice(
+            f"{said} is refused: a scale made beforehand is one float32 or power of two (fp8dash); "
+            f"nearest: {cast.format.name}/tensor/{how}."
+        )
+    return cast
 
 
 def parse_kv(text: str) -> KvCast:
@@ -215,6 +316,11 @@ def parse_kv(text: str) -> KvCast:
     _choose("KV cache scale", scale, KV_SCALES)
     if scale == "unit" and parts[1] != "tensor":
         raise InvalidChoice(f"“{text}” shares a scale of 1.0 by {parts[1]}: write {parts[0]}/tensor/unit, all are 1.0.")
+    if scale == "static" and parts[1] == "token":
+        raise InvalidChoice(
+            f"“{text}” is refused: no token's scale is known beforehand (compressed-tensors: tensor or attn_head); "
+            f"nearest: {parts[0]}/head/static."
+        )
     return KvCast(KV_FORMATS[parts[0]], parts[1], scale)
 
 
@@ -229,12 +335,7 @@ def parse_recipe(text: str) -> Recipe:
         return Recipe()
     fields: dict[str, str] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not value or key not in KEYS:
-            raise InvalidChoice(
-                f"“{word}” is not part of a recipe: use w=, a=, kv=, attn=, acc=, also= and skip=, "
-                f"as in “{EXAMPLE}”, or “bf16” alone."
-            )
+        key, value = _field(word)
         if key in fields:
             raise InvalidChoice(f"“{key}=” is given twice in “{text}”: give it once.")
         fields[key] = value
@@ -246,8 +347,24 @@ def parse_recipe(text: str) -> Recipe:
         kv=parse_kv(fields["kv"]) if "kv" in fields else None,
         attention=parse_cast(fields["attn"]) if "attn" in fields else None,
         accumulator=parse_accumulator(fields["acc"]) if "acc" in fields else None,
+        overrides=tuple(_override(key, value) for key, value in fields.items() if "[" in key),
     )
     return _checked(recipe, text)
+
+
+def _field(word: str) -> tuple[str, str]:
+    """Key and value of a recipe's word; a key may bear a pattern in brackets, which may hold brackets of its own."""
+    found = re.fullmatch(r"([wa]\[.+?\](?==)|[a-z]+)=(.+)", word)
+    if not found or not (found[1] in KEYS or "[" in found[1]):
+        raise InvalidChoice(
+            f"“{word}” is not part of a recipe: use w=, a=, w[pattern]=, a[pattern]=, kv=, attn=, acc=, also= and "
+            f"skip=, as in “{EXAMPLE}”, or “bf16” alone."
+        )
+    return found[1], found[2]
+
+
+def _override(key: str, value: str) -> Override:
+    return Override(key[0], key[2:-1], None if value == BASELINE_TEXT else parse_cast(value))
 
 
 def _checked(recipe: Recipe, text: str) -> Recipe:
@@ -259,14 +376,31 @@ def _checked(recipe: Recipe, text: str) -> Recipe:
         raise InvalidChoice(
             f"“acc={recipe.accumulator.name}” adds FP8 products: cast w= and a= to e4m3fn or e5m2, or leave it out."
         )
+    if recipe.accumulator and recipe.overrides:
+        raise InvalidChoice(
+            "“acc=” is one for all Linears (fp8dash): leave out w[pattern]= and a[pattern]=, use skip=."
+        )
+    for cast, where in _never_observed(recipe):
+        if cast.is_observed:
+            raise InvalidChoice(
+                f"“{where}={cast.text}” is refused: {cast.when.name} scales are for activations (compressed-tensors: a "
+                f"weight's scale is always its own); nearest: {replace(cast, when=DYNAMIC).text}."
+            )
     for group in recipe.also:
         _choose("group after also=", group, {name: name for name in GROUPS})
-    for pattern in recipe.skip:
+    for pattern in (*recipe.skip, *(override.pattern for override in recipe.overrides)):
         if not re.fullmatch(r"[\w.*?\[\]!-]+", pattern):
             raise InvalidChoice(
                 f"“{pattern}” is not a module pattern: use letters, digits, dots and * as in *.down_proj."
             )
     return recipe
+
+
+def _never_observed(recipe: Recipe) -> list[tuple[Cast, str]]:
+    """Casts whose scale must be their own, and where they stand in the text."""
+    casts = [(recipe.weights, "w"), (recipe.attention, "attn")]
+    casts += [(override.cast, f"w[{override.pattern}]") for override in recipe.overrides if override.key == "w"]
+    return [(cast, where) for cast, where in casts if cast]
 
 
 def _is_fp8_product(recipe: Recipe) -> bool:

@@ -39,6 +39,8 @@ class Request:
     needle_lengths: tuple[int, ...] = (256, 1024)
     needle_depths: tuple[int, ...] = (0, 50, 100)  # per cent
     haystack: str = "noise"
+    calibration: str = ""  # the text that static and delayed scales are made from; empty: the corpus's end
+    calibration_windows: int = 4
     backend: str = "auto"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
     seed: int = 0
@@ -57,6 +59,7 @@ class Request:
             raise InvalidChoice(f"“{self.device}” is not a device: choose auto, cpu, cuda or cuda:1.")
         _within("windows", (self.windows,), 1, 100_000)
         _within("window length", (self.window_length,), 16, 1_048_576)
+        _within("calibration windows", (self.calibration_windows,), 1, 4_096)
         _within("GEMM M", self.gemm_m, 1, 65_536)
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)

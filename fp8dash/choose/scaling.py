@@ -1,4 +1,4 @@
-"""Who shares a scale (Tile), how a scale is rounded and stored (ScaleRule), and what keeps it off zero (Guard).
+"""Who shares a scale (Tile), how it is rounded (ScaleRule), what keeps it off zero (Guard), and When it is made.
 
 A scale is always the factor that undoes the cast: value = code * scale. Values only: no torch.
 """
@@ -59,6 +59,55 @@ class Guard:
     full_integers: bool = False  # codes -max - 1 ... max over max + 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class When:
+    """When an operand's scale is made: as it comes, once from calibration text, or from earlier passes' amax.
+
+    Static: `by` is "amax", "mse" or a percentile of magnitudes such as "p99.9". Delayed: `by` picks from the history,
+    "max" or "recent"; `history` counts forward passes; `margin` doubles the scale so many times
+    (Transformer Engine, `DelayedScaling`).
+    """
+
+    name: str  # "dynamic", "static" or "delayed"
+    by: str = ""
+    history: int = 0
+    margin: int = 0
+
+    @property
+    def text(self) -> str:
+        """The form that reads back; what is usual is left out.
+
+        >>> when_of("static:amax").text, when_of("delayed:16:max:1").text, when_of("delayed:1024").text
+        ('static', 'delayed:16:max:1', 'delayed')
+        """
+        if self in (DYNAMIC, STATIC, DELAYED):
+            return self.name
+        if self.name == "static":
+            return f"static:{self.by}"
+        words = [self.name, str(self.history), self.by, str(self.margin)]
+        while words[-1] == ("0" if len(words) == 4 else "max"):
+            words.pop()
+        return ":".join(words)
+
+    @property
+    def meaning(self) -> str:
+        """What it does, in words.
+
+        >>> when_of("static:p99.9").meaning
+        'one scale, from the 99.9th percentile of magnitudes over the calibration text'
+        """
+        if self.name == "dynamic":
+            return "each tensor by its own amax"
+        if self.name == "delayed":
+            pick = "largest" if self.by == "max" else "last"
+            doubled = f", times 2^{self.margin}" if self.margin else ""
+            return f"the {pick} amax of the {self.history:,} passes before{doubled}"
+        how = {"amax": "the amax", "mse": "the least error"}.get(
+            self.by, f"the {self.by[1:]}th percentile of magnitudes"
+        )
+        return f"one scale, from {how} over the calibration text"
+
+
 TENSOR, ROW, COLUMN = Tile("tensor", 0, 0), Tile("row", 1, 0), Tile("column", 0, 1)
 GROUP_1X128, BLOCK_128X128 = Tile("1x128", 1, 128), Tile("128x128", 128, 128)
 GROUP_1X32, GROUP_1X16 = Tile("1x32", 1, 32), Tile("1x16", 1, 16)
@@ -106,9 +155,16 @@ DEEPGEMM = Guard("deepgemm", "DeepSeek-V3 and DeepGEMM: amax of at least 1e-4", 
 TORCHAO = Guard("torchao", "torchao: amax of at least 1e-12", amax_floor=1e-12)
 TE = Guard("te", "Transformer Engine: a tile of zeros has scale 1")
 
+DYNAMIC = When("dynamic")
+STATIC = When("static", "amax")
+DELAYED = When("delayed", "max", 1024)  # Transformer Engine's defaults
+LONGEST_HISTORY, LARGEST_MARGIN = 65_536, 16
+
 TILES = {t.name: t for t in (TENSOR, ROW, COLUMN, GROUP_1X128, BLOCK_128X128, GROUP_1X32, GROUP_1X16)}
 RULES = {r.name: r for r in (FLOAT32, POW2, RCEIL, FLOOR, CEIL, EVEN, ONE_BIT, NVFP4, MOSS, UNIT, MSE)}
 GUARDS = {g.name: g for g in (EXACT, CT, VLLM, VLLM_GROUP, DEEPGEMM, TORCHAO, TE)}
+WHENS = {w.name: w for w in (DYNAMIC, STATIC, DELAYED)}
+PICKS = ("max", "recent")
 ALIASES = {"channel": "row", "token": "row", "block": "128x128"}
 
 
@@ -125,3 +181,26 @@ def tile_of(name: str) -> Tile | None:
     if not found or max(int(found[1]), int(found[2])) > LARGEST_TILE:
         return None
     return Tile(name, int(found[1]), int(found[2]))
+
+
+def when_of(text: str) -> When | None:
+    """The When of its text form; None for what is none.
+
+    >>> when_of("delayed:16:recent"), when_of("static:p101"), when_of("later")
+    (When(name='delayed', by='recent', history=16, margin=0), None, None)
+    """
+    if text in WHENS:
+        return WHENS[text]
+    name, _, rest = text.partition(":")
+    if name == "static":
+        return When("static", rest) if rest in ("amax", "mse") or _is_percentile(rest) else None
+    found = re.fullmatch(r"delayed:([1-9]\d{0,4})(?::(max|recent)(?::(\d{1,2}))?)?", text)
+    if not found:
+        return None
+    history, margin = int(found[1]), int(found[3] or 0)
+    fits = history <= LONGEST_HISTORY and margin <= LARGEST_MARGIN
+    return When("delayed", found[2] or "max", history, margin) if fits else None
+
+
+def _is_percentile(text: str) -> bool:
+    return bool(re.fullmatch(r"p\d{2}(\.\d{1,6})?", text)) and 50 <= float(text[1:]) < 100

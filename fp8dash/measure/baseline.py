@@ -73,7 +73,7 @@ def hidden_states(model: Any, ids: Tensor, kv: KvCast | None = None) -> Tensor:
     With `kv` every token reads the keys and values of the earlier ones, and its own, from a quantized cache.
     """
     ids = ids.to(model.device)
-    path = {"use_cache": True, "cache": quantized_cache(model.config, kv)} if kv else {"use_cache": False}
+    path = {"use_cache": True, "cache": quantized_cache(model, kv)} if kv else {"use_cache": False}
     states: Tensor = model.base_model(input_ids=ids, **path).last_hidden_state
     return states[0, :-1]
 

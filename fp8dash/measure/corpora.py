@@ -55,6 +55,21 @@ def cut_windows(tokenizer: Any, corpus: Corpus, count: int, length: int, context
     return torch.tensor(ids[: count * length]).view(count, length)
 
 
+def calibration_windows(tokenizer: Any, corpus: Corpus, count: int, length: int, measured: int) -> Tensor:
+    """Token ids [count, length] from the corpus's end, apart from its first `measured` tokens; raises CorpusError."""
+    wanted = count * length
+    if len(corpus.text) > (wanted + measured) * CHARACTERS_A_TOKEN:  # the end cannot reach what is measured
+        ids = _tokens(tokenizer, corpus.text[-wanted * CHARACTERS_A_TOKEN :])
+    else:
+        ids = _tokens(tokenizer, corpus.text)[measured:]
+    if len(ids) < wanted:
+        raise CorpusError(
+            f"The corpus “{corpus.name}” holds {len(ids):,} tokens beside those that are measured, and calibration "
+            f"asks for {wanted:,}: choose fewer calibration windows, or another calibration text."
+        )
+    return torch.tensor(ids[-wanted:]).view(count, length)
+
+
 def _tokens(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids

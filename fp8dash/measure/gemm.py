@@ -19,7 +19,7 @@ from fp8dash.choose.hardware import Path as KernelPath
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, GemmPoint, Measurement, Progress
 from fp8dash.model.load import DTYPE
-from fp8dash.quant.cast import codes_of, quantize
+from fp8dash.quant.cast import codes_by, codes_of, quantize, scales_of
 from fp8dash.quant.matmul import multiply
 
 METHOD = "median over interleaved samples, random operands, v1"
@@ -57,9 +57,10 @@ def _point(
         return GemmPoint(m, n, k, count, baseline, None, None, "" if recipe.casts_linears else "bf16", reason)
     activations, kernel = recipe.activations, path.kernel
     weight, codes = quantize(w, recipe.weights), quantize(x, activations)
+    made = scales_of(x, activations) if activations.is_observed else None  # beforehand: not part of the cast
     calls: list[Callable[[], object]] = [
         lambda: F.linear(x, w),
-        lambda: codes_of(x, activations),
+        lambda: codes_of(x, activations) if made is None else codes_by(x, *made, activations),
         lambda: multiply(codes, weight, kernel, DTYPE),
     ]
     baseline, cast, product = _medians(calls, where)

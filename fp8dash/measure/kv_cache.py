@@ -20,7 +20,7 @@ def kv_memory(model: Any, kv: KvCast, tokens: int) -> Iterator[Measurement]:
     Raises ModelError for a model whose cache cannot be cast.
     """
     one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    cache, plain = quantized_cache(model.config, kv), DynamicCache(config=model.config)
+    cache, plain = quantized_cache(model, kv), DynamicCache(config=model.config)
     for held in (cache, plain):
         model.base_model(input_ids=one, use_cache=True, cache=held)
     codes, whole = _bytes(cache, "keys", "values"), _bytes(plain, "keys", "values")

@@ -139,7 +139,7 @@ def _answer(loaded: LoadedModel, ids: list[int], kv: KvCast | None) -> str:
     """What the model says next, greedily."""
     tokenizer, prompt = loaded.tokenizer, torch.tensor([ids], device=loaded.model.device)
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    cache = {"cache": quantized_cache(loaded.model.config, kv)} if kv else {}
+    cache = {"cache": quantized_cache(loaded.model, kv)} if kv else {}
     out = loaded.model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=ANSWER_TOKENS, do_sample=False,
         pad_token_id=pad, **cache,

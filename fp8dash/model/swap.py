@@ -8,6 +8,7 @@ where the recipe asks; the KV cache is no part of a model, and belongs to whoeve
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,10 +19,13 @@ from fp8dash.choose.hardware import Device, Path, native_path
 from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.model.attention import cast_attention
+from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.quant.accumulate import scaled_product
+from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.error import CastError, cast_in_place, error_of_codes
-from fp8dash.quant.matmul import ActivationCast, multiply
+from fp8dash.quant.kv_cache import keep_scales
+from fp8dash.quant.matmul import multiply
 
 KEPT, EMULATED, NATIVE, SIMULATED = "kept", "emulated", "native", "simulated"
 
@@ -94,16 +98,24 @@ class SimulatedLinear(nn.Module):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def cast_model(model: Any, recipe: Recipe, device: Device, backend: str) -> Iterator[Swap]:
+def cast_model(
+    model: Any, recipe: Recipe, device: Device, backend: str, observed: Observed = NOTHING
+) -> Iterator[Swap]:
     """Casts the model as it is walked, weight by weight; raises NotFinite or KernelRefused naming the layer.
+
+    A recipe that needs calibration takes its scales from what was `observed`; ValueError where nothing was.
 
     Weights of the blocks are cast where they lie. Others may be tied, or be wanted as they were, and are copied first.
     """
     if recipe.casts_attention and backend == NATIVE:
         raise KernelRefused("The KV cache and attention are only ever emulated: choose the backend auto or emulated.")
+    if recipe.needs_calibration and observed is NOTHING:
+        raise ValueError(f"{recipe.text} takes scales from calibration text, and none was observed")
     if recipe.attention:
         cast_attention(model, recipe.attention)
-    caster = ActivationCast(recipe.activations) if recipe.activations else None
+    if recipe.kv and recipe.calibrates_kv:
+        keep_scales(model, recipe.kv, observed.kv)
+    casters = Casters(observed)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     seen: set[int] = set()
     for name in [name for name, _ in model.named_modules()]:  # names alone: a list of modules would keep each weight
@@ -115,20 +127,22 @@ def cast_model(model: Any, recipe: Recipe, device: Device, backend: str) -> Iter
         seen.add(weight.data_ptr())
         if isinstance(module, nn.Linear):
             group = "lm_head" if module is head else "blocks"
-            swap = _cast_linear(model, name, module, recipe, group, caster, device, backend)
+            swap = _cast_linear(model, name, module, recipe, group, casters, device, backend)
         else:
             swap = _cast_table(name, module, weight, recipe, "embeddings" if module is embedding else "norms")
         yield replace(swap, again=again)
 
 
 def _cast_linear(
-    model: Any, name: str, linear: nn.Linear, recipe: Recipe, group: str, caster: ActivationCast | None,
+    model: Any, name: str, linear: nn.Linear, recipe: Recipe, group: str, casters: Casters,
     device: Device, backend: str,
 ) -> Swap:  # fmt: skip
     weight = linear.weight.detach()
     if reason := _why_kept(recipe, name, group):
         return _kept(name, group, weight, reason)
+    recipe = recipe.of(name)
     path, error = _path(recipe, name, linear, device, backend), None
+    caster = casters.of(name, recipe.activations, weight.device)
     bias = None if linear.bias is None else linear.bias.detach()
     with _named(name):
         if recipe.weights and caster and (path.kernel or recipe.accumulator):
@@ -153,7 +167,7 @@ def _of_codes(codes: Quantized, bias: Tensor | None, caster: ActivationCast, pat
 
 def _cast_table(name: str, module: nn.Module, weight: Tensor, recipe: Recipe, group: str) -> Swap:
     """Embeddings and norms: no product, so only their weights can be cast."""
-    reason = _why_kept(recipe, name, group) or ("" if recipe.weights else "only activations are cast")
+    reason = _why_kept(recipe, name, group) or ("" if recipe.weights else "its weights are not cast")
     if reason or not recipe.weights:
         return _kept(name, group, weight, reason)
     copy = weight.detach().clone()
@@ -183,7 +197,10 @@ def _why_kept(recipe: Recipe, name: str, group: str) -> str:
         return f"left out by skip={pattern}"
     if not recipe.casts_linears:
         return "only the KV cache or the attention path is cast"
-    return "" if group == "blocks" or group in recipe.also else f"{group} stay unless also={group} asks for them"
+    if group != "blocks" and group not in recipe.also:
+        return f"{group} stay unless also={group} asks for them"
+    named = [override.text for override in recipe.overrides if fnmatchcase(name, override.pattern)]
+    return "" if recipe.of(name).casts_linears else f"kept by {named[0]}" if named else "no cast is meant for it"
 
 
 def _path(recipe: Recipe, name: str, linear: nn.Linear, device: Device, backend: str) -> Path:

@@ -59,7 +59,11 @@ def quantize(x: Tensor, cast: Cast) -> Quantized:
 
 def codes_of(x: Tensor, cast: Cast) -> Quantized:
     """As `quantize`, without waiting for the device to say whether x is finite: scales are NaN where it is not."""
-    scales, outer = scales_of(x, cast)
+    return codes_by(x, *scales_of(x, cast), cast)
+
+
+def codes_by(x: Tensor, scales: Tensor, outer: Tensor | None, cast: Cast) -> Quantized:
+    """The codes of a [rows, cols] tensor by given stored scales [grid rows, grid cols] and outer scale [1, 1]."""
     codes = torch.empty(x.shape, dtype=DTYPES.get(cast.format.name, torch.uint8), device=x.device)
     for rows, block, factors in _blocks(x, _whole(scales, outer), cast.tile):
         codes[rows] = _untiled(encode(_scaled(block, factors, cast), cast.format), x.shape[1])

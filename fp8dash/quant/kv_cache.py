@@ -1,7 +1,7 @@
 """A transformers cache that keeps 8-bit codes and scales, and hands out what they decode to.
 
 Attention reads the decoded keys and values of the prompt too, so one forward over a window measures what a serving
-engine's cache does to decoding. Knows no recipe, and of a model its config alone.
+engine's cache does to decoding. Knows no recipe, and of a model its config and the scales that calibration left.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 
 from fp8dash.choose.recipe import KvCast
 from fp8dash.errors import ModelError
-from fp8dash.quant.cast import DTYPES, codes_of, decode
+from fp8dash.quant.cast import DTYPES, Quantized, codes_by, codes_of, decode, scale_from_amax
 
 HELD = ("keys", "values", "key_scales", "value_scales")
+SCALES = "kv_scales"  # where a model keeps its calibrated scales: of keys and of values, [1] or [heads], by layer
 PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)  # layers whose state is keys and values and nothing else
 
 
@@ -32,10 +33,11 @@ class CodesLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     value_scales: Tensor | None
     updates: list[int]  # tokens of each
 
-    def __init__(self, kv: KvCast) -> None:
-        """An empty layer."""
+    def __init__(self, kv: KvCast, fixed: tuple[Tensor | None, Tensor | None] = (None, None)) -> None:
+        """An empty layer; with `fixed` scales of keys and of values, [1] or [heads], none is made anew."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.kv = kv
+        self.fixed = fixed
         self._forget()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -55,7 +57,8 @@ class CodesLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.updates.append(key_states.shape[2])
-        (keys, key_scales), (values, value_scales) = _cast(key_states, self.kv), _cast(value_states, self.kv)
+        keys, key_scales = _cast(key_states, self.kv, self.fixed[0])
+        values, value_scales = _cast(value_states, self.kv, self.fixed[1])
         for name, new in zip(HELD, (keys, values, key_scales, value_scales), strict=True):
             setattr(self, name, torch.cat([getattr(self, name), new], dim=2))
         return self._decoded("keys", "key_scales"), self._decoded("values", "value_scales")
@@ -111,18 +114,65 @@ class CodesLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return decoded.to(self.dtype)
 
 
-def quantized_cache(config: Any, kv: KvCast) -> Cache:
-    """An empty cache for a model of this config; raises ModelError where a layer keeps more than keys and values.
+class AmaxLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """A layer's keys and values as they come, and the largest magnitude of each head's, [heads] float32."""
+
+    def __init__(self) -> None:
+        """An empty layer."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.amax: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keeps and returns as usual."""
+        new = tuple(states.abs().amax(dim=(0, 2, 3)).float() for states in (key_states, value_states))
+        self.amax = new if self.amax is None else tuple(map(torch.maximum, self.amax, new))  # type: ignore[assignment]
+        held: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+        return held
+
+
+def quantized_cache(model: Any, kv: KvCast) -> Cache:
+    """An empty cache for a model; raises ModelError where a layer keeps more than keys and values.
 
     A layer with a sliding window keeps all tokens, and its mask hides the old ones.
     """
+    layers = _plain_layers(model.config)
+    scales = getattr(model, SCALES, ()) if kv.scale == "static" else ((None, None),) * layers
+    if len(scales) != layers:
+        raise ModelError(f"The KV cache's scales of {layers} layers were never calibrated: run the text through first.")
+    return Cache(layers=[CodesLayer(kv, fixed) for fixed in scales])
+
+
+def observing_cache(config: Any) -> Cache:
+    """An empty cache that keeps what it is given, and each head's amax; raises ModelError as `quantized_cache` does."""
+    return Cache(layers=[AmaxLayer() for _ in range(_plain_layers(config))])
+
+
+def kv_amaxes(cache: Cache, before: tuple[tuple[Tensor, Tensor], ...] = ()) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The amax of keys and of values, [heads] each, by layer: of an observing cache and of those before it."""
+    seen = tuple(layer.amax for layer in cache.layers if isinstance(layer, AmaxLayer) and layer.amax)
+    if not before:
+        return seen
+    pairs = zip(before, seen, strict=True)
+    return tuple((torch.maximum(a[0], b[0]), torch.maximum(a[1], b[1])) for a, b in pairs)
+
+
+def keep_scales(model: Any, kv: KvCast, amaxes: tuple[tuple[Tensor, Tensor], ...]) -> None:
+    """Leaves static scales of every layer's keys and values with the model, for the caches made for it."""
+    by_head = kv.share == "head"
+    scales = [
+        tuple(scale_from_amax(amax if by_head else amax.amax().view(1), kv.cast) for amax in pair) for pair in amaxes
+    ]
+    setattr(model, SCALES, tuple(scales))
+
+
+def _plain_layers(config: Any) -> int:
     layers = DynamicCache(config=config).layers
     if odd := sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN}):
         raise ModelError(
             f"The cache of this model has layers that are not keys and values alone ({', '.join(odd)}), which kv= "
             "cannot cast: leave kv= out."
         )
-    return Cache(layers=[CodesLayer(kv) for _ in layers])
+    return len(layers)
 
 
 def rows_of(states: Tensor, kv: KvCast) -> Tensor:
@@ -131,10 +181,16 @@ def rows_of(states: Tensor, kv: KvCast) -> Tensor:
     return states.reshape({"tensor": (batch, -1), "head": (batch * heads, -1), "token": (-1, width)}[kv.share])
 
 
-def _cast(states: Tensor, kv: KvCast) -> tuple[Tensor, Tensor]:
-    """Codes [batch, heads, tokens, head_dim] of an update, and its scales."""
-    q = codes_of(rows_of(states, kv), kv.cast)
+def _cast(states: Tensor, kv: KvCast, fixed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Codes [batch, heads, tokens, head_dim] of an update, and its scales: its own, or those that were fixed."""
+    rows = rows_of(states, kv)
+    q = codes_of(rows, kv.cast) if fixed is None else _by_fixed(rows, fixed, kv)
     return q.codes.view(states.shape), q.scales.view(_scales_shape(states, kv, 1))
+
+
+def _by_fixed(rows: Tensor, fixed: Tensor, kv: KvCast) -> Quantized:
+    """Codes of [batch or batch * heads, ...] rows by scales [1] or [heads]."""
+    return codes_by(rows, fixed.repeat(len(rows) // len(fixed)).view(-1, 1), None, kv.cast)
 
 
 def _scales_shape(states: Tensor, kv: KvCast, updates: int) -> tuple[int, int, int, int]:

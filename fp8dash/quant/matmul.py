@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fp8dash.choose.hardware import SCALED_MM
-from fp8dash.choose.recipe import Cast
 from fp8dash.choose.scaling import BLOCK_128X128, GROUP_1X32, GROUP_1X128, TENSOR
 from fp8dash.errors import KernelRefused
-from fp8dash.quant.cast import Quantized, codes_of, round_trip
+from fp8dash.quant.cast import Quantized
 
 CUDA_INT_ROWS = 17  # torch's CUDA int8 product refuses 16 rows or fewer
 BLOCK_ROWS = 4  # cuBLASLt's block-wise kernels want M a multiple of this (vLLM pull request 49932)
@@ -29,38 +28,6 @@ class Operand:
     scales: Tensor
     kind: F.ScalingType
     swizzle: F.SwizzleType | None = None
-
-
-class ActivationCast:
-    """Casts a model's activations, each tensor once: q, k and v read the same input, and so do gate and up.
-
-    The last tensor is recognised by identity and version, so that one changed in place is cast anew.
-    """
-
-    def __init__(self, cast: Cast) -> None:
-        """A caster that has seen nothing yet."""
-        self.cast = cast
-        self._seen: tuple[Tensor, int] | None = None
-        self._emulated: Tensor | None = None
-        self._native: Quantized | None = None
-
-    def emulated(self, x: Tensor) -> Tensor:
-        """x [..., features] cast and decoded, in its own dtype and shape."""
-        self._look_at(x)
-        if self._emulated is None:
-            self._emulated = round_trip(x.reshape(-1, x.shape[-1]), self.cast).view(x.shape)
-        return self._emulated
-
-    def native(self, x: Tensor) -> Quantized:
-        """Codes [tokens, features] and scales of x [..., features]; NaN where x is not finite."""
-        self._look_at(x)
-        if self._native is None:
-            self._native = codes_of(x.reshape(-1, x.shape[-1]), self.cast)
-        return self._native
-
-    def _look_at(self, x: Tensor) -> None:
-        if self._seen is None or self._seen[0] is not x or self._seen[1] != x._version:
-            self._seen, self._emulated, self._native = (x, x._version), None, None
 
 
 def multiply(x: Quantized, w: Quantized, kernel: str, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ from fp8dash.choose.recipe import (
     parse_recipe,
 )
 from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
-from fp8dash.choose.scaling import FLOAT32, RULES, TILES, tile_of
+from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TILES, When, tile_of, when_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
 from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
@@ -41,6 +41,7 @@ SHARING = {
     "1x32": ("one per 32 of a row", "one per 32 of a token", "one per 32 of a head"),
 }
 USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activations, attention, when switched on
+USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
 }  # fmt: skip
@@ -225,7 +226,8 @@ def _builder(base: Request, key: Names) -> list[Recipe]:
     words.append(f"also={','.join(also)}" if also else "")
     patterns = [part.strip() for part in (skip or "").split(",") if part.strip()]
     words.append(f"skip={','.join(patterns)}" if patterns else "")
-    if not (w or a or kv or attention):
+    words += [override.text for override in start.overrides]
+    if not (w or a or kv or attention or start.overrides):
         raise InvalidChoice("Nothing is cast: switch on one of the four, or choose the preset BF16.")
     glyph(Recipe(w, a, kv=kv, attention=attention))
     if any(" " in pattern for pattern in patterns):
@@ -256,7 +258,20 @@ def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | No
         format_func=lambda r: f"{r} · {RULES[r].bits} bits a scale",
         help="  \n".join(f"{r.name}: {r.meaning}" for r in RULES.values()),
     )
-    return Cast(FORMATS[name], tile_of(tile) or start.tile, RULES.get(rule, FLOAT32), start.guard)
+    cast = Cast(FORMATS[name], tile_of(tile) or start.tile, RULES.get(rule, FLOAT32), start.guard)
+    return dataclasses.replace(cast, when=_when(start.when, key)) if operand == 1 else cast
+
+
+def _when(start: When, key: Names) -> When:
+    """When the activations' scale is made; what a team is likely to want, and what the link brought."""
+    offered = {when.text: when for when in (*USUAL_WHENS, start)}
+    text = st.selectbox(
+        "Activations: when the scale is made", list(offered), list(offered).index(start.text), key=key("when"),
+        format_func=lambda t: f"{t} · {offered[t].meaning}",
+        help="Static and delayed scales are one per tensor. Both are made from calibration text, never from what is "
+        "measured.",
+    )  # fmt: skip
+    return offered[text]
 
 
 def _kv_cast(start: KvCast | None, key: Names) -> KvCast | None:
@@ -288,8 +303,8 @@ def _typed(base: Request, key: Names) -> list[Recipe]:
         "Recipes, one a line",
         base.recipe if key.source != "new" else "w=e4m3fn/128x128 a=e4m3fn/1x128",
         key=key("typed"),
-        help="A preset’s name, or w=format/tile[/rule] a=format/tile[/rule] kv=format/share[/scale] attn=format/tile "
-        "also=lm_head skip=pattern.",
+        help="A preset’s name, or w=format/tile[/rule] a=format/tile[/rule][/static] kv=format/share[/scale] "
+        "attn=format/tile also=lm_head skip=pattern; w[pattern]= and a[pattern]= for some layers alone.",
     )
     return [recipe_from(line) for line in (text or "").splitlines() if line.strip()]
 
@@ -316,7 +331,16 @@ def _measure(base: Request, key: Names) -> Request:
         )
         length = st.number_input("Tokens a window", 16, 1_048_576, base.window_length, 16, key=key("length"), width=170)
         seed = st.number_input("Seed", 0, 2**31 - 1, base.seed, key=key("seed"), width=150)
-    with st.expander("GEMM sizes and needles"):
+    with st.expander("Calibration, GEMM sizes and needles"):
+        with st.container(horizontal=True):
+            calibration = st.text_input(
+                "Calibration text", base.calibration, key=key("calibration"), placeholder="the corpus’s end",
+                help="“pydocs” or the path of a text on the worker. Static and delayed scales are made from its last "
+                "windows; empty, from the end of the corpus. What is measured is never calibrated on.",
+            )  # fmt: skip
+            calibrated = st.number_input(
+                "Calibration windows", 1, 4_096, base.calibration_windows, key=key("calibrated"), width=190
+            )
         with st.container(horizontal=True):
             ms = st.text_input(
                 "GEMM M (tokens)",
@@ -333,6 +357,7 @@ def _measure(base: Request, key: Names) -> Request:
     request = dataclasses.replace(
         base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
         measures=tuple(m for m in MEASURES if m in measures), haystack=haystack,
+        calibration=(calibration or "").strip(), calibration_windows=int(calibrated),
     )  # fmt: skip
     try:
         return dataclasses.replace(
@@ -412,9 +437,7 @@ def _panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request
                 f"{share:.0%} | {found.coverage:.0%} |".replace("%", "\u00a0%")
             )
         st.markdown("\n".join(lines))
-        st.caption(
-            "Bits of a cast weight and size of the model by arithmetic, scales included; skip patterns are not counted."
-        )
+        st.caption("Bits of a cast weight and size of the model by arithmetic, scales included.")
     _advice(recipes, shape, request, devices)
 
 

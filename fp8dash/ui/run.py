@@ -22,7 +22,9 @@ TITLES = {
     "weight_flushed": "Weights flushed to zero",
     "weight_clipped": "Weights clipped",
     "kv_bytes_per_token": "KV cache, bytes a token",
+    "activation_clipped": "Activations clipped",
 }
+BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
     "amax": "Largest", "rms": "RMS", "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)", "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
     "flushed_e4m3fn": "Flushed in E4M3", "flushed_e5m2": "Flushed in E5M2",
@@ -45,7 +47,9 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
-    _numbers([m for m in numbers if not _is_gradient(m) or not m.label])
+    _numbers([m for m in numbers if not m.label or not (_is_gradient(m) or m.name in BY_PLACE)])
+    if made := [m for m in numbers if m.label and m.name in BY_PLACE]:
+        _scales(made)
     layers = frame.store.layers([run_id])[run_id]
     if layers:
         _layers(layers)
@@ -113,6 +117,17 @@ def _numbers(numbers: list[Measurement]) -> None:
         "Note": st.column_config.TextColumn(width=200),
     }
     st.dataframe(table, hide_index=True, key="run_numbers", height="content", column_config=config)
+
+
+def _scales(numbers: list[Measurement]) -> None:
+    """Scales that were made beforehand, by the place that reads by them, and the share beyond their largest code."""
+    by: dict[str, dict[str, float | None]] = {}
+    for m in numbers:
+        by.setdefault(BY_PLACE[m.name], {})[m.label] = m.value
+    places = list(dict.fromkeys(m.label for m in numbers))
+    with st.expander(f"{len(places)} scales made beforehand: {plain(numbers[0].note)}"):
+        columns = {title: [found.get(place) for place in places] for title, found in by.items()}
+        st.dataframe(pd.DataFrame({"Place": places, **columns}), hide_index=True, key="run_scales")
 
 
 def _bounds(values: dict[str, float | None]) -> str:
