@@ -1,7 +1,7 @@
 """The tables: what is kept, in a schema that Datasette can open. No behaviour; nothing that is SQLite's alone.
 
 A stage's rows are written in one transaction with its (run, stage) row, so a run that is taken up again repeats
-nothing. The columns of measurement, window, layer, gemm_point and needle_cell are those of the records.
+nothing. The columns of measurement, window, layer, gemm_point, needle_cell and artefact are those of the records.
 """
 
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     DateTime,
     Dialect,
     Float,
@@ -189,6 +190,18 @@ class NeedleCellTable(OfStage, Base):
     prompt_tokens: Mapped[int]
     expected: Mapped[str]
     answer: Mapped[str]
+
+
+class ArtefactTable(OfStage, Base):
+    """Files that a run left on its worker."""
+
+    __tablename__ = "artefact"
+
+    kind: Mapped[str] = mapped_column(String(32))
+    path: Mapped[str]
+    format: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
 
 
 class WorkerTable(Base):

@@ -4,6 +4,7 @@ Stages that only prepare are always walked; what an earlier attempt recorded is 
 Knows no database and no queue.
 """
 
+import hashlib
 import resource
 import sys
 import time
@@ -29,6 +30,7 @@ from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, observe, rewind
+from fp8dash.model.export import export
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
 from fp8dash.model.swap import EMULATED, cast_model
 
@@ -51,6 +53,7 @@ class Bench:
     corpus: Corpus = field(init=False)
     windows: Tensor = field(init=False)  # only where perplexity or gradients are measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
+    calibrated_on: dict[str, Any] = field(init=False)
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
     baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
@@ -103,11 +106,11 @@ def _load(bench: Bench) -> Iterator[Item]:
         )
     if "needle" in request.measures:
         check_lengths(request.needle_lengths, loaded.context)
-    bench.calibration, calibrated_on = _calibration(bench, loaded)
+    bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
     bench.base_head = head_of(loaded.model)
     linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
     bench.shapes = linear_shapes(linears)
-    bench.facts = _provenance(bench, loaded, bench.corpus) | calibrated_on
+    bench.facts = _provenance(bench, loaded, bench.corpus) | bench.calibrated_on
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
@@ -166,6 +169,13 @@ def _needle(bench: Bench) -> Iterator[Item]:
     yield from needle(loaded, *grid, haystack, bench.backend, request.seed, bench.recipe.kv)
 
 
+def _export(bench: Bench) -> Iterator[Item]:
+    loaded, recipe = bench.loaded, bench.recipe
+    told = (loaded.content_hash, recipe.text, bench.calibrated_on)
+    name = f"{loaded.folder.name}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"
+    yield (yield from export(loaded.model, loaded.folder, recipe, bench.cache / "checkpoints" / name))
+
+
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "load": _load,
     "baseline": _baseline,
@@ -174,6 +184,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "gemm": _gemm,
     "perplexity": _perplexity,
     "needle": _needle,
+    "export": _export,
 }
 
 

@@ -285,6 +285,13 @@ def test_a_log_opens_in_place(ids: dict[str, str]) -> None:
     assert app.code[0].value == "first\nlast <b>line</b>"
 
 
+def test_a_run_says_what_to_type_to_serve_it(ids: dict[str, str]) -> None:
+    app = opened("runs", run=ids["FP8_DYNAMIC"])
+    codes = [code.value for code in app.code]
+    assert "vllm serve CHECKPOINT" in codes and any('scheme="FP8_DYNAMIC"' in code for code in codes)
+    assert "CHECKPOINT stands for the folder" in said(app)
+
+
 def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     app = opened("runs", run=ids["MXFP8"])
     assert app.title[0].value == "MXFP8 loses 0.0172 nats to BF16"

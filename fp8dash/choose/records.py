@@ -19,8 +19,8 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (*DEFAULT_MEASURES, "gradients")  # and what may be added to it
-STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle")
+MEASURES = (*DEFAULT_MEASURES, "gradients", "export")  # and what may be added to it
+STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle", "export")
 HAYSTACKS = {"noise": "RULER's noise lines", "corpus": "sentences of the corpus"}
 LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
 
@@ -150,6 +150,17 @@ class NeedleCell:
 
 
 @dataclass(frozen=True, slots=True)
+class Artefact:
+    """Files that a run left on its worker."""
+
+    kind: str  # "checkpoint"
+    path: str
+    format: str
+    size_bytes: int
+    sha256: str  # over all files' names and contents
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage is: done of total, and what it is doing."""
 
@@ -164,8 +175,10 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
 
-Row = Measurement | Window | Layer | GemmPoint | NeedleCell
-ROWS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell)}
+Row = Measurement | Window | Layer | GemmPoint | NeedleCell | Artefact
+ROWS: dict[str, type[Row]] = {
+    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, Artefact)
+}
 
 
 @dataclass(frozen=True, slots=True)

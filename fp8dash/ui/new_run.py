@@ -44,6 +44,7 @@ USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activ
 USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
+    "export": "Checkpoint",
 }  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 

@@ -6,7 +6,9 @@ import pandas as pd
 import streamlit as st
 
 from db.store import FINISHED, Run
-from fp8dash.choose.records import Layer, Measurement
+from fp8dash.choose.deploy import CHECKPOINT, deployments
+from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.records import Artefact, Layer, Measurement
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.ui import charts
 from fp8dash.ui.frame import Frame, draw, guarded, zone
@@ -66,6 +68,8 @@ def page(frame: Frame, run_id: str) -> None:
         with right:
             st.header("Needles by length and depth", anchor=False)
             draw(charts.needle_maps({name: cells}), key="run_needle", alt="Needle scores")
+    if run.backend != "baseline":
+        _deploy(run, frame.store.artefacts([run_id])[run_id])
     _provenance(frame, run)
 
 
@@ -224,6 +228,25 @@ def _gradients_said(by: dict[str, dict[str, float | None]], e4m3: dict[str, floa
         f"E4M3 has the higher SQNR in {finer} of {len(both)} layers. One float32 scale a tensor; the "
         "gradients are those of the unquantized model."
     )
+
+
+def _deploy(run: Run, left: list[Artefact]) -> None:
+    """What to type to serve the recipe, and the checkpoint where the run left one."""
+    st.header("Serve it", anchor=False)
+    for artefact in left:
+        st.markdown(
+            f"The run left a {artefact.format} checkpoint of {three(artefact.size_bytes / 1e6)} MB on its worker:"
+        )
+        st.code(artefact.path, language=None)
+        st.caption(f"SHA-256 {artefact.sha256}")
+    ways = deployments(parse_recipe(run.recipe), run.model, left[-1].path if left else None)
+    if not left and any(CHECKPOINT in way.text for way in ways):
+        st.caption(f"{CHECKPOINT} stands for the folder that a run writes when “Checkpoint” is among what it measures.")
+    for way, tab in zip(ways, st.tabs([way.engine for way in ways]), strict=True):
+        if way.text:
+            tab.code(way.text, language=way.language)
+        if way.note:
+            tab.caption(plain(way.note))
 
 
 def _provenance(frame: Frame, run: Run) -> None:

@@ -1,0 +1,143 @@
+"""Writes a cast model as a compressed-tensors checkpoint: the same codes and scales that were measured.
+
+Weights are read from the model's own files one tensor at a time and cast anew: the model in memory holds decoded
+values, whose rounding to bfloat16 would shift the scales. The folder is made beside its place and renamed into it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fp8dash.choose.checkpoint import quantization_config
+from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.records import Artefact, Progress
+from fp8dash.errors import ModelError
+from fp8dash.model.swap import EmulatedLinear, NativeLinear, SimulatedLinear
+from fp8dash.quant.cast import Quantized, quantize
+from fp8dash.quant.kv_cache import SCALES
+from fp8dash.quant.packing import pack
+
+CAST = (EmulatedLinear, NativeLinear, SimulatedLinear)
+WEIGHT, KEYS = ".weight", ".k_proj"
+COPIED = ("*.json", "*.jinja", "*.model", "*.txt")  # of the tokenizer and the generation settings
+INDEX = "model.safetensors.index.json"
+BLOCK = 1 << 20
+
+
+def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[Progress, None, Artefact]:
+    """Progress tensor by tensor; returns what was written to `place`, of a model that was cast and its own files.
+
+    Raises InvalidChoice for a recipe that no checkpoint holds, ModelError where a weight is not in the files.
+    """
+    cast = tuple(name for name, module in model.named_modules() if isinstance(module, CAST))
+    kept = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    config, scales = quantization_config(recipe, cast, kept), _made_beforehand(model)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".export-", dir=place.parent))
+    try:
+        yield from _write_weights(folder, made, recipe, cast, scales)
+        _write_rest(folder, made, config)
+        shutil.rmtree(place, ignore_errors=True)
+        made.rename(place)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    size, digest = _measured(place)
+    return Artefact("checkpoint", str(place), config["format"], size, digest)
+
+
+def stored(q: Quantized, name: str) -> dict[str, Tensor]:
+    """A weight's codes and scales under the names and in the types that compressed-tensors reads."""
+    fmt, rule = q.cast.format, q.cast.rule
+    tensors = {f"{name}.weight": q.codes} if fmt.bits == 8 else {f"{name}.weight_packed": pack(q.codes, fmt)}
+    if fmt.name == "int4":
+        tensors[f"{name}.weight_shape"] = torch.tensor(q.codes.shape, dtype=torch.int64)
+    scales = q.scales.view(1) if q.cast.tile.name == "tensor" else q.scales
+    if rule.stored == "e8m0":
+        scales = scales.to(torch.float8_e8m0fnu).view(torch.uint8)
+    elif rule.stored == "e4m3":
+        scales = scales.to(torch.float8_e4m3fn)
+    tensors[f"{name}.weight_scale"] = scales
+    if q.outer is not None:  # there it multiplies, here it divides
+        tensors[f"{name}.weight_global_scale"] = (1 / q.outer).view(1)
+    return {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
+
+
+def _write_weights(
+    folder: Path, made: Path, recipe: Recipe, cast: tuple[str, ...], scales: dict[str, Tensor]
+) -> Generator[Progress, None, None]:
+    """Each file of the model as a file of the same name, and the index that tells where each tensor is."""
+    missing, total, done = set(cast), 0, 0
+    places: dict[str, str] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        written: dict[str, Tensor] = {}
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 (not a mapping)
+                name = key.removesuffix(WEIGHT)
+                yield Progress("export", done := done + 1, max(done, len(cast)), key)
+                weights = recipe.of(name).weights if key.endswith(WEIGHT) and name in missing else None
+                tensor = tensors.get_tensor(key)
+                written |= stored(quantize(tensor, weights), name) if weights else {key: tensor}
+                missing -= {name} if weights else set()
+        if not places:
+            written |= scales
+        save_file(written, made / file.name, metadata={"format": "pt"})
+        places |= dict.fromkeys(written, file.name)
+        total += sum(int(tensor.nbytes) for tensor in written.values())
+    if missing:
+        raise ModelError(f"{folder} holds no weight of {min(missing)} under that name: this model cannot be exported.")
+    if len(set(places.values())) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (made / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
+
+
+def _made_beforehand(model: Any) -> dict[str, Tensor]:
+    """Static scales of activations, keys and values, under the names that engines read; raises ModelError."""
+    found = {}
+    for name, module in model.named_modules():
+        scale = module.activations.scale if isinstance(module, CAST) and module.activations else None
+        if scale is not None:
+            found[f"{name}.input_scale"] = torch.tensor([scale.present])
+    kv = getattr(model, SCALES, ())
+    attentions = [name.removesuffix(KEYS) for name, _ in model.named_modules() if name.endswith(KEYS)] if kv else []
+    if len(attentions) != len(kv):
+        raise ModelError(
+            "This model's attention has no k_proj of its own, so its KV scales have no name: leave kv= out."
+        )
+    for name, (keys, values) in zip(attentions, kv, strict=True):
+        found |= {f"{name}.k_scale": keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}
+    return found
+
+
+def _write_rest(folder: Path, made: Path, quantization: dict[str, Any]) -> None:
+    """The configuration, the tokenizer and the generation settings; nothing that could run."""
+    for pattern in COPIED:
+        for file in folder.glob(pattern):
+            if file.name not in ("config.json", INDEX):
+                shutil.copyfile(file, made / file.name)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config.pop("auto_map", None)
+    config["quantization_config"] = quantization
+    (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    os.chmod(made, 0o755)
+
+
+def _measured(place: Path) -> tuple[int, str]:
+    """Bytes of all files, and the SHA-256 over their names and contents in the order of names."""
+    size, digest = 0, hashlib.sha256()
+    for file in sorted(place.iterdir()):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                size += len(block)
+                digest.update(block)
+    return size, digest.hexdigest()
