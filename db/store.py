@@ -34,12 +34,13 @@ from db.tables import (
     RunTable,
     StageTable,
     StudyTable,
+    TaskItemTable,
     WindowTable,
     WorkerTable,
 )
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import GemmPoint, Layer, Measurement, NeedleCell, Request, Row, Window
+from fp8dash.choose.records import GemmPoint, Layer, Measurement, NeedleCell, Request, Row, TaskItem, Window
 from fp8dash.errors import InvalidChoice, StoreError
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
@@ -59,6 +60,7 @@ ROW_TABLES: dict[type[Row], type[Base]] = {
     Layer: LayerTable,
     GemmPoint: GemmPointTable,
     NeedleCell: NeedleCellTable,
+    TaskItem: TaskItemTable,
 }
 
 
@@ -238,6 +240,10 @@ class Store:
     def needle_cells(self, run_ids: Sequence[str]) -> dict[str, list[NeedleCell]]:
         """The needle cells of each run."""
         return self._rows(NeedleCell, run_ids)
+
+    def task_items(self, run_ids: Sequence[str]) -> dict[str, list[TaskItem]]:
+        """The scores of each run's tasks, by document."""
+        return self._rows(TaskItem, run_ids)
 
     def workers(self) -> list[Worker]:
         """All workers that ever ran, the last started first."""

@@ -1,7 +1,8 @@
 """The tables: what is kept, in a schema that Datasette can open. No behaviour; nothing that is SQLite's alone.
 
 A stage's rows are written in one transaction with its (run, stage) row, so a run that is taken up again repeats
-nothing. The columns of measurement, window, layer, gemm_point and needle_cell are those of the records.
+nothing. The columns of measurement, window, layer, gemm_point, needle_cell and task_item are those of the
+records.
 """
 
 from datetime import UTC, datetime
@@ -189,6 +190,20 @@ class NeedleCellTable(OfStage, Base):
     prompt_tokens: Mapped[int]
     expected: Mapped[str]
     answer: Mapped[str]
+
+
+class TaskItemTable(OfStage, Base):
+    """One document's score in one metric of an lm-eval task."""
+
+    __tablename__ = "task_item"
+
+    task: Mapped[str]
+    metric: Mapped[str]
+    index: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(16))
+    value: Mapped[float] = mapped_column(Float)
+    weight: Mapped[float] = mapped_column(Float)
+    unit: Mapped[str] = mapped_column(String(8))
 
 
 class WorkerTable(Base):

@@ -8,6 +8,7 @@ import streamlit as st
 from db.store import FINISHED, Run
 from fp8dash.choose.records import Layer, Measurement
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
+from fp8dash.task_report import PREFIX, TaskLine, task_lines
 from fp8dash.ui import charts
 from fp8dash.ui.frame import Frame, draw, guarded, zone
 from fp8dash.ui.stages import progress
@@ -45,7 +46,9 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
-    _numbers([m for m in numbers if not _is_gradient(m) or not m.label])
+    _numbers([m for m in numbers if not m.label or not (_is_gradient(m) or m.name.startswith(PREFIX))])
+    if lines := task_lines(frame.store, [run_id]):
+        _tasks(lines)
     layers = frame.store.layers([run_id])[run_id]
     if layers:
         _layers(layers)
@@ -113,6 +116,26 @@ def _numbers(numbers: list[Measurement]) -> None:
         "Note": st.column_config.TextColumn(width=200),
     }
     st.dataframe(table, hide_index=True, key="run_numbers", height="content", column_config=config)
+
+
+def _tasks(lines: list[TaskLine]) -> None:
+    """The numbers of lm-eval's tasks, as it makes them."""
+    st.header("Tasks", anchor=False)
+    scores = [(line, score) for line in lines for score in line.scores if score]
+    table = pd.DataFrame(
+        {
+            "Task": [line.task for line, _ in scores],
+            "Metric": [line.metric for line, _ in scores],
+            "Value": [three(score.value) for _, score in scores],
+            "Standard error": [three(score.stderr) for _, score in scores],
+            "Better": [line.better or DASH for line, _ in scores],
+            "Of": [score.note for _, score in scores],
+            "Method": [score.method for _, score in scores],
+        }
+    )
+    right = st.column_config.TextColumn(alignment="right")
+    columns = {"Value": right, "Standard error": right}
+    st.dataframe(table, hide_index=True, key="run_tasks", height="content", column_config=columns)
 
 
 def _bounds(values: dict[str, float | None]) -> str:
