@@ -120,6 +120,21 @@ def test_choices_come_with_shots_standard_errors_and_a_score_for_each_document(l
     assert found.method.startswith(f"lm-eval {version}, boats_colour version 3, 2-shot, plain prompt")
 
 
+def test_a_group_has_its_own_number_and_each_task_is_told_once(loaded, tiny, folder):
+    mean = "aggregate_metric_list: [{metric: acc, aggregation: mean, weight_by_size: true}]\n"
+    (folder / "boats.yaml").write_text("group: boats\ntask: [boats_colour, boats_shade]\n" + mean)
+    told = (folder / "boats_colour.yaml").read_text()
+    (folder / "boats_shade.yaml").write_text(
+        told.replace("boats_colour", "boats_shade").replace("colour is", "shade is")
+    )
+    values, items = scored(loaded, ["boats_colour", "boats"], folder)
+    theirs = lm_eval_itself(tiny, ["boats"], folder)["results"]["boats"]
+    assert {task for task, _ in values} == {"boats", "boats_colour", "boats_shade"}
+    assert values["boats", "task_acc"].value == pytest.approx(theirs["acc,none"], rel=1e-6)
+    assert values["boats", "task_acc"].note == "a group of tasks" and values["boats", "task_acc"].better == "higher"
+    assert len(items) == 2 * len(DOCUMENTS) and {x.task for x in items} == {"boats_colour", "boats_shade"}
+
+
 def test_a_limit_takes_a_tasks_first_documents(loaded, folder):
     whole, few = (scored(loaded, ["boats_colour"], folder, limit=limit) for limit in (0, 3))
     assert [x.digest for x in few[1]] == [x.digest for x in whole[1]][:3]

@@ -92,9 +92,11 @@ def harness(
         raise InvalidChoice("The model has no chat template: choose the plain task prompt.")
     model = _Model(loaded, asking.precision, kv)
     precision = str(loaded.model.dtype).removeprefix("torch.") if asking.precision == "model" else asking.precision
+    told = set[str]()  # a task may be named, and belong to a group that is named too
     for index, (name, tasks) in enumerate(found.items()):
         results = yield from _evaluated(model, tasks, asking, f"{name}, {index + 1} of {len(found)}")
-        for task in results["results"]:
+        for task in (task for task in results["results"] if task not in told):
+            told.add(task)
             yield from _rows(task, results, {"prompt": asking.prompt, "precision": precision}, backend)
 
 
