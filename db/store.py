@@ -35,12 +35,13 @@ from db.tables import (
     RunTable,
     StageTable,
     StudyTable,
+    TaskItemTable,
     WindowTable,
     WorkerTable,
 )
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, NeedleCell, Request, Row, Window
+from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, NeedleCell, Request, Row, TaskItem, Window
 from fp8dash.errors import InvalidChoice, StoreError
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
@@ -61,6 +62,7 @@ ROW_TABLES: dict[type[Row], type[Base]] = {
     GemmPoint: GemmPointTable,
     NeedleCell: NeedleCellTable,
     Artefact: ArtefactTable,
+    TaskItem: TaskItemTable,
 }
 
 
@@ -244,6 +246,10 @@ class Store:
     def artefacts(self, run_ids: Sequence[str]) -> dict[str, list[Artefact]]:
         """The files that each run left."""
         return self._rows(Artefact, run_ids)
+
+    def task_items(self, run_ids: Sequence[str]) -> dict[str, list[TaskItem]]:
+        """The scores of each run's tasks, by document."""
+        return self._rows(TaskItem, run_ids)
 
     def workers(self) -> list[Worker]:
         """All workers that ever ran, the last started first."""

@@ -1,7 +1,8 @@
 """The tables: what is kept, in a schema that Datasette can open. No behaviour; nothing that is SQLite's alone.
 
 A stage's rows are written in one transaction with its (run, stage) row, so a run that is taken up again repeats
-nothing. The columns of measurement, window, layer, gemm_point, needle_cell and artefact are those of the records.
+nothing. The columns of measurement, window, layer, gemm_point, needle_cell, artefact and task_item are those of the
+records.
 """
 
 from datetime import UTC, datetime
@@ -202,6 +203,20 @@ class ArtefactTable(OfStage, Base):
     format: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
+
+
+class TaskItemTable(OfStage, Base):
+    """One document's score in one metric of an lm-eval task."""
+
+    __tablename__ = "task_item"
+
+    task: Mapped[str]
+    metric: Mapped[str]
+    index: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(16))
+    value: Mapped[float] = mapped_column(Float)
+    weight: Mapped[float] = mapped_column(Float)
+    unit: Mapped[str] = mapped_column(String(8))
 
 
 class WorkerTable(Base):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from db.store import FINISHED, STATES, Run, Store
 from fp8dash import report
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
+from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
 from fp8dash.errors import Fp8dashError, QueueError
 from fp8dash.places import data_dir, database_url
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
@@ -260,6 +260,12 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--needle-lengths", type=_numbers, default=default.needle_lengths, help="tokens")
     parser.add_argument("--needle-depths", type=_numbers, default=default.needle_depths, help="per cent")
     parser.add_argument("--haystack", choices=HAYSTACKS, default=default.haystack)
+    parser.add_argument("--tasks", type=_words, default=default.tasks, help="lm-eval's tasks, comma separated")
+    parser.add_argument("--task-limit", type=int, default=default.task_limit, help="documents a task; 0: all")
+    parser.add_argument("--task-prompt", choices=TASK_PROMPTS, default=default.task_prompt)
+    parser.add_argument(
+        "--task-precision", choices=TASK_PRECISIONS, default=default.task_precision, help="of log-probabilities"
+    )
     parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
     parser.add_argument("--device", default=default.device)
     parser.add_argument("--seed", type=int, default=default.seed)

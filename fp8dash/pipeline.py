@@ -33,6 +33,7 @@ from fp8dash.model.calibration import NOTHING, observe, rewind
 from fp8dash.model.export import export
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
 from fp8dash.model.swap import EMULATED, cast_model
+from fp8dash.places import tasks_dir
 
 PREPARING = ("load", "baseline", "quantize")
 
@@ -58,6 +59,7 @@ class Bench:
     shapes: Counter[Shape] = field(init=False)
     baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
     backend: str = ""  # from quantize
+    tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
 
 def run_stages(request: Request, done: frozenset[str], cache: Path) -> Iterator[Progress | StageResult]:
@@ -107,6 +109,11 @@ def _load(bench: Bench) -> Iterator[Item]:
     if "needle" in request.measures:
         check_lengths(request.needle_lengths, loaded.context)
     bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
+    if "tasks" in request.measures:
+        from fp8dash.measure.harness import find_tasks  # lm-eval takes seconds to import
+
+        yield Progress("load", 2, 3, "fetching the tasks’ data")
+        bench.tasks = find_tasks(request.tasks, loaded, tasks_dir())
     bench.base_head = head_of(loaded.model)
     linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
     bench.shapes = linear_shapes(linears)
@@ -176,6 +183,14 @@ def _export(bench: Bench) -> Iterator[Item]:
     yield (yield from export(loaded.model, loaded.folder, recipe, bench.cache / "checkpoints" / name))
 
 
+def _tasks(bench: Bench) -> Iterator[Item]:
+    from fp8dash.measure.harness import Asking, harness
+
+    request = bench.request
+    asking = Asking(request.task_limit, request.task_prompt, request.task_precision)
+    yield from harness(bench.loaded, bench.tasks, asking, bench.backend, bench.recipe.kv)
+
+
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "load": _load,
     "baseline": _baseline,
@@ -184,6 +199,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "gemm": _gemm,
     "perplexity": _perplexity,
     "needle": _needle,
+    "tasks": _tasks,
     "export": _export,
 }
 

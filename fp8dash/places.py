@@ -38,6 +38,11 @@ def log_file(run_id: str) -> Path:
     return _made("logs") / f"{run_id}.log"
 
 
+def tasks_dir() -> Path:
+    """Where a team's own lm-eval tasks may lie, as YAML files."""
+    return data_dir() / "tasks"
+
+
 def _made(name: str) -> Path:
     folder = data_dir() / name
     folder.mkdir(mode=0o700, exist_ok=True)

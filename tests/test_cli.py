@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from db.store import Store
 from fp8dash.cli import main
+from fp8dash.places import database_url
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,8 @@ def test_submit_prints_ids_that_runs_and_report_know(capsys):
         (["submit", "--study", " "], "The study has no name"),
         (["submit", "--owner", ""], "The owner has no name"),
         (["submit", "--windows", "0"], "out of range"),
+        (["submit", "--tasks", "/tmp/task.yaml"], "not the name of a task"),
+        (["submit", "--measures", "tasks"], "No task is named"),
         (["cancel", "nope"], "nope"),
         (["retry", "nope"], "nope"),
     ],
@@ -54,6 +58,16 @@ def test_bad_input_is_one_sentence(capsys, arguments, sentence):
     assert main(arguments) == 1
     error = said(capsys).err
     assert sentence in error and error.count("\n") == 1
+
+
+def test_submit_names_tasks_and_how_many_documents(capsys):
+    assert main(["submit", "--tasks", "fp8dash_pydocs,arc_easy", "--task-limit", "100", "--owner", "ada"]) == 0
+    (run_id,) = said(capsys).out.split()
+    store = Store(database_url())
+    request = store.run(run_id).request
+    store.close()
+    assert (request.tasks, request.task_limit) == (("fp8dash_pydocs", "arc_easy"), 100)
+    assert request.measures == ("gemm", "perplexity", "needle", "tasks")
 
 
 def test_a_port_in_use_is_one_sentence(capsys):

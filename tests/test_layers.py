@@ -21,7 +21,7 @@ ORDER = [
     ["fp8dash.pipeline"],
     ["db"],
     ["jobs"],
-    ["fp8dash.report"],
+    ["fp8dash.report", "fp8dash.task_report"],
     ["fp8dash.ui"],
     ["fp8dash.serve"],
     ["fp8dash.cli", "app"],
@@ -35,6 +35,8 @@ OWNERS = {
     "transformers": ("fp8dash.model", "fp8dash.measure", "fp8dash.quant.kv_cache"),
     "torch": ("fp8dash.quant", "fp8dash.model", "fp8dash.measure", "fp8dash.pipeline", "jobs.child"),
     "safetensors": ("fp8dash.model", "fp8dash.measure"),
+    "lm_eval": ("fp8dash.measure.harness",),
+    "datasets": ("fp8dash.measure.tasks",),
     "platformdirs": ("fp8dash.places",),
     "pandas": ("fp8dash.ui",),
 }
@@ -83,6 +85,8 @@ def test_choosing_and_measuring_need_nothing_that_a_bare_gpu_machine_lacks():
     allowed = {"torch", "numpy", "transformers", "safetensors", "huggingface_hub", "fp8dash"} | sys.stdlib_module_names
     for room in ("choose", "quant", "model", "measure"):
         for file in (ROOT / "fp8dash" / room).rglob("*.py"):
+            if within(module(file), ["fp8dash.measure.harness", "fp8dash.measure.tasks"]):
+                continue  # loaded only where a run asks for tasks
             assert {name.split(".")[0] for name in imports(file)} <= allowed, file
 
 
@@ -92,7 +96,13 @@ def test_the_web_process_never_loads_torch():
         "fp8dash.report",
         "fp8dash.cli",
     ]
-    code = f"import sys\nfor m in {pages!r}: __import__(m)\nassert not {{'torch', 'transformers'}} & set(sys.modules)"
+    heavy = "{'torch', 'transformers', 'lm_eval'}"
+    code = f"import sys\nfor m in {pages!r}: __import__(m)\nassert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_run_without_tasks_never_loads_lm_eval():
+    code = "import sys, fp8dash.pipeline\nassert not {'lm_eval', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from streamlit.testing.v1 import AppTest
 
-from db.store import Run, Store
+from db.store import ROW_TABLES, Run, Store, row_values
 from db.tables import WorkerTable
 from fp8dash import places, report
 from fp8dash.choose.presets import PRESETS
+from fp8dash.choose.records import Measurement, Row, TaskItem
 from fp8dash.ui.frame import INTERNAL
 from fp8dash.ui.words import plain
 from tests.seed import HOSTILE, fill
@@ -220,6 +221,44 @@ def test_what_is_measured_and_how_reaches_the_request(store: Store) -> None:
     request = queued(store)[0].request
     assert (request.windows, request.window_length, request.gemm_m) == (4, 64, (8, 32))
     assert request.backend == "emulated"
+
+
+def test_tasks_are_named_with_their_documents_and_prompt(store: Store) -> None:
+    app = opened("new_run", owner="ada")
+    app.button_group("new_run_new_measures").set_value(["perplexity", "tasks"]).run()
+    app.button("new_run_new_submit").click().run()
+    assert "No task is named" in app.error[0].value and not queued(store)
+    app.multiselect("new_run_new_tasks").set_value(["fp8dash_pydocs", "hellaswag"])
+    app.number_input("new_run_new_task_limit").set_value(40)
+    app.selectbox("new_run_new_task_precision").set_value("float32")
+    app.button("new_run_new_submit").click().run()
+    (run,) = queued(store)
+    assert run.request.tasks == ("fp8dash_pydocs", "hellaswag") and run.request.measures == ("perplexity", "tasks")
+    assert (run.request.task_limit, run.request.task_precision, run.request.task_prompt) == (40, "float32", "plain")
+
+
+def test_tasks_are_shown_with_their_errors_and_compared_document_by_document(ids: dict[str, str], store: Store) -> None:
+    hits = {"BF16": [1.0] * 40, "FP8_BLOCK": [1.0] * 39 + [0.0], "INT8_TENSOR": [1.0] * 20 + [0.0] * 20}
+    with store.session() as session:
+        for name, values in hits.items():
+            rows: list[Row] = [TaskItem("arc_easy", "acc", i, str(i), value, 1.0, "") for i, value in enumerate(values)]
+            about = ("share", "higher", "lm-eval 0.4.13, arc_easy", "emulated", "arc_easy", "40 of 2,376 documents")
+            rows.append(Measurement("task_acc", sum(values) / 40, *about))
+            rows.append(Measurement("task_acc_stderr", 0.0123, *about))
+            for row in rows:
+                session.execute(insert(ROW_TABLES[type(row)]).values(row_values(ids[name], "tasks", row)))
+    (table,) = (t.value for t in opened("runs", run=ids["FP8_BLOCK"]).dataframe if "Standard error" in t.value)
+    assert table.loc[0, ["Task", "Metric", "Value", "Standard error"]].tolist() == [
+        "arc_easy",
+        "acc",
+        "0.975",
+        "0.0123",
+    ]
+    text = said(opened("compare", runs=",".join(ids[name] for name in hits)))
+    (line,) = (line for line in text.splitlines() if plain("arc_easy") in line and line.startswith("|"))
+    tied, apart = line.split("|")[4:6]
+    assert "0.975" in tied and "tied" in tied and plain("−0.0250") in tied
+    assert "0.500" in apart and "tied" not in apart and plain("−0.500 [−0.") in apart
 
 
 def test_emulated_is_preset_where_only_cpus_work(ids: dict[str, str]) -> None:

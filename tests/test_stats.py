@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8dash import stats
 from fp8dash.stats import mcnemar, paired_difference, pareto_front, t_quantile
 
 
@@ -32,6 +33,23 @@ def test_pairing_sees_what_an_unpaired_comparison_cannot():
 def test_few_windows_give_no_interval_and_so_a_tie():
     found = paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
     assert (found.mean, found.low, found.high, found.is_tie) == (2.0, None, None, True)
+
+
+def test_weights_are_as_if_each_pair_stood_there_that_often():
+    """Ten documents, one of them of 991 words: alone it moves the mean, and the interval with it."""
+    ours, theirs, weights = [float(i) for i in range(10)], [0.0] * 10, [1.0] * 9 + [991.0]
+    found = paired_difference(ours, theirs, weights=weights)
+    assert found.mean == pytest.approx((36 + 9 * 991) / 1_000)
+    assert found.low < found.mean < found.high + 0.1 and found.low < 8.0
+    alike, plain = paired_difference(ours, theirs, weights=[3.0] * 10), paired_difference(ours, theirs)
+    assert (alike.mean, alike.low, alike.high) == pytest.approx((plain.mean, plain.low, plain.high))
+
+
+def test_many_pairs_are_resampled_piecemeal_with_the_same_result(monkeypatch):
+    ours = np.random.default_rng(2).standard_normal(50).tolist()
+    whole = paired_difference(ours, [0.0] * 50)
+    monkeypatch.setattr(stats, "DRAWN_AT_ONCE", 700)
+    assert paired_difference(ours, [0.0] * 50) == whole
 
 
 def test_samples_of_unequal_length_are_refused():

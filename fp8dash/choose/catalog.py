@@ -92,6 +92,19 @@ MODELS = {
 }
 
 CORPORA = {PYDOCS: "CPython's own help texts (pydoc_data.topics): 465 KB of technical English, always there"}
+OWN_TASKS = {  # of lm-eval, ours: no network
+    "fp8dash_pydocs": "rolling perplexity over pydocs, page by page",
+    "fp8dash_needle": "RULER's niah_single_1, 20 needles",
+}
+USUAL_TASKS = {  # of lm-eval, from the Hub
+    "wikitext": "rolling perplexity over WikiText-2",
+    "hellaswag": "which ending follows",
+    "arc_easy": "science questions",
+    "arc_challenge": "harder science questions",
+    "winogrande": "who is meant",
+    "gsm8k": "sums in words, generated",
+    "mmlu": "57 subjects, four choices",
+}
 
 
 def shape_from_config(config: dict[str, int]) -> ModelShape:

@@ -5,6 +5,7 @@ A stage yields Progress while it works and Rows as it measures; a StageResult is
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,14 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (*DEFAULT_MEASURES, "gradients", "export")  # and what may be added to it
-STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle", "export")
+MEASURES = (*DEFAULT_MEASURES, "gradients", "tasks", "export")  # and what may be added to it
+STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle", "tasks", "export")
 HAYSTACKS = {"noise": "RULER's noise lines", "corpus": "sentences of the corpus"}
+TASK_PROMPTS = {"plain": "the task's text as it is", "chat": "in the model's chat template"}
+TASK_PRECISIONS = {
+    "model": "log-probabilities in the model's precision, lm-eval's default: bfloat16 rounds a document's sum by 0.2 %",
+    "float32": "log-probabilities in float32: small differences survive",
+}
 LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
 
 
@@ -41,6 +47,10 @@ class Request:
     haystack: str = "noise"
     calibration: str = ""  # the text that static and delayed scales are made from; empty: the corpus's end
     calibration_windows: int = 4
+    tasks: tuple[str, ...] = ()  # lm-eval's names
+    task_limit: int = 0  # documents of each task, from its start; 0: all
+    task_prompt: str = "plain"
+    task_precision: str = "model"
     backend: str = "auto"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
     seed: int = 0
@@ -53,6 +63,8 @@ class Request:
             raise InvalidChoice("No corpus is named: choose “pydocs” or the path of a UTF-8 text file.")
         _one_of("backend", self.backend, tuple(BACKENDS))
         _one_of("haystack", self.haystack, tuple(HAYSTACKS))
+        _one_of("task prompt", self.task_prompt, tuple(TASK_PROMPTS))
+        _one_of("task precision", self.task_precision, tuple(TASK_PRECISIONS))
         for measure in self.measures:
             _one_of("measure", measure, MEASURES)
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
@@ -63,7 +75,17 @@ class Request:
         _within("GEMM M", self.gemm_m, 1, 65_536)
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)
-        return dataclasses.replace(self, recipe=recipe_from(self.recipe).text)
+        _within("task limit", (self.task_limit,), 0, 10_000_000)
+        tasks = tuple(dict.fromkeys(name.strip() for name in self.tasks if name.strip()))
+        if "tasks" in self.measures and not tasks:
+            raise InvalidChoice("No task is named: name one of lm-eval's, such as fp8dash_pydocs, or leave tasks out.")
+        for name in tasks:
+            if not re.fullmatch(r"[\w.+()-]+", name):
+                raise InvalidChoice(
+                    f"“{name}” is not the name of a task: your own belong into the tasks folder, by name."
+                )
+        named = tuple(dict.fromkeys((*self.measures, *(["tasks"] if tasks else []))))
+        return dataclasses.replace(self, recipe=recipe_from(self.recipe).text, tasks=tasks, measures=named)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -161,6 +183,22 @@ class Artefact:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskItem:
+    """One document's score in one metric of a task: what a comparison of two runs, document by document, needs.
+
+    The weighted mean of the values is the metric, or its logarithm where `unit` is nats.
+    """
+
+    task: str
+    metric: str  # as measured: "acc", or "exact_match,strict-match" after one of several filters
+    index: int
+    digest: str  # of document, prompt and target
+    value: float
+    weight: float  # 1, or the words or bytes that a log-likelihood is spread over
+    unit: str  # of value where it is not the metric's own: "nats"
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage is: done of total, and what it is doing."""
 
@@ -175,9 +213,9 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
 
-Row = Measurement | Window | Layer | GemmPoint | NeedleCell | Artefact
+Row = Measurement | Window | Layer | GemmPoint | NeedleCell | TaskItem | Artefact
 ROWS: dict[str, type[Row]] = {
-    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, Artefact)
+    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, TaskItem, Artefact)
 }
 
 

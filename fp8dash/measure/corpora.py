@@ -75,10 +75,15 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def _pydocs() -> str:
+def pydocs_pages() -> list[str]:
+    """CPython's own help texts, a page for each topic."""
     from pydoc_data.topics import topics
 
-    return "\n\n".join(topics[key] for key in sorted(topics))
+    return [topics[key] for key in sorted(topics)]
+
+
+def _pydocs() -> str:
+    return "\n\n".join(pydocs_pages())
 
 
 def _file(path: Path) -> str:

@@ -27,7 +27,7 @@ from fp8dash.errors import InvalidChoice, ModelError
 DTYPE = torch.bfloat16  # of every baseline
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "*.txt")
-PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy", "lm-eval")
 BLOCK = 1 << 20  # bytes hashed at a time
 
 

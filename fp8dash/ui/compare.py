@@ -9,8 +9,9 @@ from db.store import FINISHED
 from fp8dash import report
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import InvalidChoice
-from fp8dash.metrics import DASH, heading, shown
+from fp8dash.metrics import DASH, heading, shown, signed, three
 from fp8dash.report import Comparison, Standing, Verdict, interval
+from fp8dash.task_report import TaskDifference, TaskLine, TaskScore, task_lines
 from fp8dash.ui import charts
 from fp8dash.ui.answer import difference, verdict
 from fp8dash.ui.frame import Frame, draw, glyph, query_ids
@@ -43,6 +44,7 @@ def page(frame: Frame) -> None:
     names = _names(rows)
     _recipes(rows, names)
     _metrics(found, contest, names)
+    _tasks(frame, rows, names)
     _quality(frame, rows, names)
     _needles(frame, rows, names)
     _speed(frame, rows, names)
@@ -134,6 +136,39 @@ def _said(row: Verdict, names: dict[str, str], found: Comparison) -> str:
         return plain(row.note or DASH)
     winners = ", ".join(plain(names[found.standings[i].run]) for i in row.best)
     return f"tied: {winners}" if len(row.best) > 1 else winners
+
+
+def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    """A row a task and metric, a column a run: its number, and its paired difference from the baseline or first run."""
+    reference = next((i for i, row in enumerate(rows) if row.is_baseline), 0)
+    found = task_lines(frame.store, [row.run for row in rows], reference=reference)
+    if not found:
+        return
+    basis = plain(names[rows[reference].run])
+    lines = ["| Task | Metric | " + " | ".join(plain(names[row.run]) for row in rows) + " |"]
+    lines.append("|:--|:--|" + "--:|" * len(rows))
+    for line in found:
+        cells = [_task_cell(line, *pair) for pair in zip(line.scores, line.differences, strict=True)]
+        lines.append(f"| {plain(line.task)} | {plain(line.metric)} | " + " | ".join(cells) + " |")
+    st.header("Tasks", anchor=False)
+    st.markdown("\n".join(lines))
+    for sentence in dict.fromkeys(sentence for line in found for sentence in line.unlike):
+        st.warning(plain(sentence))
+    st.caption(
+        f"In small type each run minus {basis}, over the same documents, with its 95 % interval (bootstrap over "
+        "documents); perplexities as logarithms. Tied: the interval contains zero, or right and wrong answers differ "
+        "by chance alone (McNemar)."
+    )
+
+
+def _task_cell(line: TaskLine, score: TaskScore | None, difference: TaskDifference | None) -> str:
+    text = three(score.value if score else None)
+    if difference is None:
+        return text
+    found, unit = difference.difference, f" {line.unit}" if line.unit in ("nats", "bits") else ""
+    bounds = "" if found.low is None or found.high is None else f" [{signed(found.low)}, {signed(found.high)}]"
+    said = plain(f"{signed(found.mean)}{bounds}{unit}{', tied' if difference.tied else ''}")
+    return f"{text} :small[{said}]"
 
 
 def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, charts.Look]:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from db.store import Worker
 from fp8dash.choose.advice import Advice, advise, advise_request
-from fp8dash.choose.catalog import CORPORA, MODELS, ModelShape, estimate, shape_of
+from fp8dash.choose.catalog import CORPORA, MODELS, OWN_TASKS, USUAL_TASKS, ModelShape, estimate, shape_of
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
@@ -23,7 +23,7 @@ from fp8dash.choose.recipe import (
     parse_cast,
     parse_recipe,
 )
-from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, Request
+from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
 from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TILES, When, tile_of, when_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
@@ -44,7 +44,7 @@ USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activ
 USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
-    "export": "Checkpoint",
+    "tasks": "lm-eval tasks", "export": "Checkpoint",
 }  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 
@@ -325,6 +325,7 @@ def _measure(base: Request, key: Names) -> Request:
             width=180,
             help=_backends(),
         )
+    base = _tasks(base, key) if "tasks" in measures else dataclasses.replace(base, tasks=())
     corpus = _corpus(base, key)
     with st.container(horizontal=True):
         windows = st.number_input(
@@ -368,6 +369,33 @@ def _measure(base: Request, key: Names) -> Request:
     except InvalidChoice as error:
         say_error(error)
         return dataclasses.replace(request, gemm_m=())  # refused when checked, with a sentence of its own
+
+
+def _tasks(base: Request, key: Names) -> Request:
+    """Which of lm-eval's tasks, on how many documents, and whether in the chat template."""
+    known = OWN_TASKS | USUAL_TASKS
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        names = st.multiselect(
+            "Tasks", list(dict.fromkeys([*known, *base.tasks])), list(base.tasks), key=key("tasks"),
+            accept_new_options=True, placeholder="fp8dash_pydocs, or type a name of lm-eval’s",
+            format_func=lambda name: f"{name} · {known[name]}" if name in known else name,
+            help="Any task, group or tag of lm-eval. Those of fp8dash need no network; the worker fetches the data of "
+            "the others from the Hub, or from its cache.",
+        )  # fmt: skip
+        limit = st.number_input(
+            "Documents a task", 0, 10_000_000, base.task_limit, key=key("task_limit"), width=170,
+            help="From the task’s start; 0 is all. Runs are compared on the same documents only.",
+        )  # fmt: skip
+        prompt = _task_choice("Task prompt", TASK_PROMPTS, base.task_prompt, key("task_prompt"))
+        precision = _task_choice("Task precision", TASK_PRECISIONS, base.task_precision, key("task_precision"))
+    return dataclasses.replace(
+        base, tasks=tuple(names), task_limit=int(limit), task_prompt=prompt, task_precision=precision
+    )
+
+
+def _task_choice(label: str, choices: dict[str, str], start: str, key: str) -> str:
+    told = "  \n".join(f"**{name}**: {meaning}" for name, meaning in choices.items())
+    return str(st.selectbox(label, list(choices), list(choices).index(start), key=key, width=150, help=told))
 
 
 def _corpus(base: Request, key: Names) -> str:

@@ -10,6 +10,7 @@ from fp8dash.choose.deploy import CHECKPOINT, deployments
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Artefact, Layer, Measurement
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
+from fp8dash.task_report import PREFIX, TaskLine, task_lines
 from fp8dash.ui import charts
 from fp8dash.ui.frame import Frame, draw, guarded, zone
 from fp8dash.ui.stages import progress
@@ -49,9 +50,11 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
-    _numbers([m for m in numbers if not m.label or not (_is_gradient(m) or m.name in BY_PLACE)])
+    _numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
     if made := [m for m in numbers if m.label and m.name in BY_PLACE]:
         _scales(made)
+    if lines := task_lines(frame.store, [run_id]):
+        _tasks(lines)
     layers = frame.store.layers([run_id])[run_id]
     if layers:
         _layers(layers)
@@ -134,6 +137,26 @@ def _scales(numbers: list[Measurement]) -> None:
         st.dataframe(pd.DataFrame({"Place": places, **columns}), hide_index=True, key="run_scales")
 
 
+def _tasks(lines: list[TaskLine]) -> None:
+    """The numbers of lm-eval's tasks, as it makes them."""
+    st.header("Tasks", anchor=False)
+    scores = [(line, score) for line in lines for score in line.scores if score]
+    table = pd.DataFrame(
+        {
+            "Task": [line.task for line, _ in scores],
+            "Metric": [line.metric for line, _ in scores],
+            "Value": [three(score.value) for _, score in scores],
+            "Standard error": [three(score.stderr) for _, score in scores],
+            "Better": [line.better or DASH for line, _ in scores],
+            "Of": [score.note for _, score in scores],
+            "Method": [score.method for _, score in scores],
+        }
+    )
+    right = st.column_config.TextColumn(alignment="right")
+    columns = {"Value": right, "Standard error": right}
+    st.dataframe(table, hide_index=True, key="run_tasks", height="content", column_config=columns)
+
+
 def _bounds(values: dict[str, float | None]) -> str:
     low, high = (values.get(name) for name in BOUNDS)
     return DASH if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
@@ -187,6 +210,10 @@ def _layers(layers: list[Layer]) -> None:
             ),
             hide_index=True, key="run_all_layers",
         )  # fmt: skip
+
+
+def _has_a_place_of_its_own(m: Measurement) -> bool:
+    return _is_gradient(m) or m.name in BY_PLACE or m.name.startswith(PREFIX)
 
 
 def _is_gradient(m: Measurement) -> bool:

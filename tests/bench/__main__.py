@@ -1,6 +1,7 @@
 """Speed, as ratios within one process: a table, and one JSON object as the last line.
 
 recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward, same tokens
+usual_way_over_ours  lm-eval on baseline and compressed-tensors' fake-quantized model over that stage: see usual.py
 cast.<tile>.*        cast and back of 64 Mi elements beside the libraries people use: see casts.py
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
 """
@@ -21,8 +22,10 @@ from fp8dash.model.swap import cast_model
 from fp8dash.places import cache_dir
 from fp8dash.quant.cast import codes_of
 from tests.bench.casts import cast_ratios
+from tests.bench.usual import usual_and_ours
 
 REPEATS = 7
+SLOW_REPEATS = 3
 RECIPE = PRESETS["FP8_DYNAMIC"].recipe
 CAST_ROWS, CAST_COLS = 4096, 4096
 
@@ -30,6 +33,7 @@ CAST_ROWS, CAST_COLS = 4096, 4096
 def main() -> None:
     """Prints the table and the JSON line."""
     ratios: dict[str, float | str] = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
+    ratios["usual_way_over_ours"] = _ratio(*usual_and_ours(), repeats=SLOW_REPEATS)
     ratios |= cast_ratios()
     print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")
     for name, ratio in ratios.items():
@@ -77,11 +81,11 @@ def cast_over_copy() -> float:
     return _ratio(lambda: target.copy_(source), lambda: codes_of(x, codes.cast))
 
 
-def _ratio(above: Callable[[], object], below: Callable[[], object]) -> float:
+def _ratio(above: Callable[[], object], below: Callable[[], object], repeats: int = REPEATS) -> float:
     """Time of `above` over time of `below`, taken in turn: the median of the pairs."""
     for call in (above, below):
         call()
-    return median(_seconds(above) / _seconds(below) for _ in range(REPEATS))
+    return median(_seconds(above) / _seconds(below) for _ in range(repeats))
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -1,0 +1,115 @@
+"""Tasks of lm-eval over several runs: each metric's values, and the differences document by document. No streamlit.
+
+Differences are taken over the same documents only: runs whose task, prompts, shots, limit or lm-eval differ are shown
+and not compared, and it is said what differs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from db.store import Store
+from fp8dash.choose.records import Measurement, TaskItem
+from fp8dash.errors import InvalidChoice
+from fp8dash.stats import Difference, mcnemar, paired_difference
+
+PREFIX, STDERR = "task_", "_stderr"
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """One run's number for one metric of one task."""
+
+    value: float | None
+    stderr: float | None
+    method: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDifference:
+    """A run against the reference, over the same documents."""
+
+    difference: Difference
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """One metric of one task over the runs. Where a difference was not taken it is None, and `unlike` says why."""
+
+    task: str
+    metric: str
+    better: str
+    unit: str  # of the differences: "nats" where the number itself is the exponential of a mean
+    scores: tuple[TaskScore | None, ...]
+    differences: tuple[TaskDifference | None, ...]
+    unlike: tuple[str, ...]
+
+
+def task_lines(store: Store, run_ids: Sequence[str], *, reference: int = 0) -> list[TaskLine]:
+    """A line for each task metric that any of the runs has; differences are run minus reference.
+
+    Raises InvalidChoice where the reference is not one of the runs.
+    """
+    if not 0 <= reference < len(run_ids):
+        raise InvalidChoice(f"There is no run number {reference + 1} to compare with: choose one of {len(run_ids)}.")
+    measured, items = store.measurements(run_ids), store.task_items(run_ids)
+    numbers = [{(m.label, m.name): m for m in measured[run] if m.name.startswith(PREFIX)} for run in run_ids]
+    sets = [_by_metric(items[run]) for run in run_ids]
+    keys = dict.fromkeys(key for of_run in numbers for key in of_run if not key[1].endswith(STDERR))
+    return [_line(task, name, numbers, sets, reference) for task, name in keys]
+
+
+def _by_metric(items: Sequence[TaskItem]) -> dict[tuple[str, str], list[TaskItem]]:
+    found: dict[tuple[str, str], list[TaskItem]] = {}
+    for item in items:
+        found.setdefault((item.task, item.metric), []).append(item)
+    return found
+
+
+def _line(
+    task: str, name: str, numbers: Sequence[dict[tuple[str, str], Measurement]],
+    sets: Sequence[dict[tuple[str, str], list[TaskItem]]], reference: int,
+) -> TaskLine:  # fmt: skip
+    metric = name.removeprefix(PREFIX)
+    scores = [_score(of_run, task, name) for of_run in numbers]
+    documents = [of_run.get((task, metric), []) for of_run in sets]
+    basis, differences, unlike = scores[reference], list[TaskDifference | None](), list[str]()
+    for index, score in enumerate(scores):
+        compared = index != reference and score is not None and basis is not None
+        why = (
+            _unlike(task, score, basis, documents[index], documents[reference]) if compared and score and basis else ""
+        )
+        differences.append(None if why or not compared else _difference(documents[index], documents[reference]))
+        unlike += [why] if why else []
+    first = next(of_run[task, name] for of_run in numbers if (task, name) in of_run)
+    unit = next((of[0].unit for of in documents if of), "") or first.unit
+    return TaskLine(task, metric, first.better, unit, tuple(scores), tuple(differences), tuple(dict.fromkeys(unlike)))
+
+
+def _score(numbers: dict[tuple[str, str], Measurement], task: str, name: str) -> TaskScore | None:
+    found, stderr = numbers.get((task, name)), numbers.get((task, name + STDERR))
+    return TaskScore(found.value, stderr.value if stderr else None, found.method, found.note) if found else None
+
+
+def _unlike(task: str, a: TaskScore, b: TaskScore, ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> str:
+    """Why two runs' scores of a task are not compared, or nothing."""
+    if a.method != b.method:
+        return f"{task} is not compared: “{b.method}” and “{a.method}” are different methods."
+    if len(ours) != len(theirs):
+        return f"{task} is not compared: it was scored on {len(theirs):,} and on {len(ours):,} documents."
+    if not ours:
+        return f"{task} is not compared: lm-eval keeps no score by document that this number would be the mean of."
+    if apart := sum(x.digest != y.digest for x, y in zip(ours, theirs, strict=True)):
+        return f"{task} is not compared: {apart:,} of {len(ours):,} documents, prompts or targets differ."
+    return ""
+
+
+def _difference(ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> TaskDifference:
+    """Ours minus theirs; right and wrong answers are tied by McNemar's test, all else by the interval."""
+    a, b, weights = [x.value for x in ours], [x.value for x in theirs], [x.weight for x in ours]
+    found = paired_difference(a, b, weights=weights)
+    if {*a, *b} <= {0.0, 1.0}:
+        return TaskDifference(found, mcnemar([x == 1.0 for x in a], [x == 1.0 for x in b]) > SIGNIFICANT)
+    return TaskDifference(found, found.is_tie)
