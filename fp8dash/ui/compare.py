@@ -145,11 +145,13 @@ def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
     if not found:
         return
     basis = plain(names[rows[reference].run])
-    lines = ["| Task | Metric | " + " | ".join(plain(names[row.run]) for row in rows) + " |"]
-    lines.append("|:--|:--|" + "--:|" * len(rows))
+    lines = ["| Task | Metric | " + " | ".join(plain(names[row.run]) for row in rows) + " | Better |"]
+    lines.append("|:--|:--|" + "--:|" * len(rows) + ":--|")
     for line in found:
         cells = [_task_cell(line, *pair) for pair in zip(line.scores, line.differences, strict=True)]
-        lines.append(f"| {plain(line.task)} | {plain(line.metric)} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {plain(line.task)} | {plain(line.metric)} | " + " | ".join(cells) + f" | {line.better or DASH} |"
+        )
     st.header("Tasks", anchor=False)
     st.markdown("\n".join(lines))
     for sentence in dict.fromkeys(sentence for line in found for sentence in line.unlike):
