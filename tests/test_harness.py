@@ -182,7 +182,7 @@ def test_a_cast_cache_is_read_when_text_is_scored(loaded, folder):
     )
     tokens = torch.tensor([[256, *loaded.tokenizer(DOCUMENTS[0]["text"])["input_ids"]]])
     with torch.no_grad():
-        cache = quantized_cache(loaded.model.config, kv)
+        cache = quantized_cache(loaded.model, kv)
         chances = loaded.model(tokens[:, :-1], use_cache=True, cache=cache).logits[0].float().log_softmax(-1)
     expected = -float(chances.gather(-1, tokens[0, 1:, None]).sum())
     assert items[0].value * items[0].weight == pytest.approx(expected, rel=1e-6)
@@ -200,7 +200,7 @@ def test_a_cast_cache_is_read_when_text_is_generated(loaded, monkeypatch):
     loaded.model.generate = watched
     kv = parse_recipe("kv=e4m3fn/tensor").kv
     scored(loaded, ["fp8dash_needle"], OWN_FOLDER, limit=1, kv=kv)
-    assert seen == [type(quantized_cache(loaded.model.config, kv))]
+    assert seen == [type(quantized_cache(loaded.model, kv))]
 
 
 def test_an_unknown_task_is_refused_with_its_nearest_names(loaded, tmp_path):
@@ -274,9 +274,9 @@ def test_the_chat_template_is_off_unless_asked_for_and_recorded(loaded, folder):
     assert "chat prompt" in chat["boats_colour", "task_acc"].method and items[0].digest != chatted[0].digest
 
 
-def test_a_run_measures_its_tasks_last(tiny, corpus_file, folder, monkeypatch, tmp_path):
+def test_a_run_measures_its_tasks_after_the_rest(tiny, corpus_file, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(folder.parent))
-    assert MEASURES[-1] == STAGES[-1] == "tasks"
+    assert MEASURES[-2:] == STAGES[-2:] == ("tasks", "export")
     request = Request(
         model=str(tiny), recipe="FP8_DYNAMIC", corpus=str(corpus_file), backend="emulated", measures=(),
         tasks=("boats_colour",), task_limit=2,

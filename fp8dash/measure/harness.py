@@ -115,11 +115,11 @@ class _Model(HFLM):  # type: ignore[misc] # lm-eval has no types
             logits: torch.Tensor = super()._model_call(inps, *args, **kwargs)
             return logits
         with torch.no_grad():
-            logits = self.model(input_ids=inps, use_cache=True, cache=quantized_cache(self.config, self._kv)).logits
+            logits = self.model(input_ids=inps, use_cache=True, cache=quantized_cache(self.model, self._kv)).logits
         return logits
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
-        cache = {"cache": quantized_cache(self.config, self._kv)} if self._kv else {}
+        cache = {"cache": quantized_cache(self.model, self._kv)} if self._kv else {}
         ids: torch.Tensor = super()._model_generate(context, max_length, stop, **kwargs, **cache)
         return ids
 
