@@ -37,6 +37,7 @@ OWNERS = {
     "safetensors": ("fp8dash.model", "fp8dash.measure"),
     "platformdirs": ("fp8dash.places",),
     "pandas": ("fp8dash.ui",),
+    "pyarrow": ("fp8dash.report",),
 }
 FILES = [f for room in ("fp8dash", "db", "jobs") for f in sorted((ROOT / room).rglob("*.py"))] + [ROOT / "app.py"]
 
