@@ -195,7 +195,8 @@ def _rows(connection: sqlite3.Connection, ids: Sequence[str], rng: np.random.Gen
     names = ("ppl", "kld", "top1", "ln_ppl_diff", "ln_ppl_diff_low", "ln_ppl_diff_high", "needle", "gemm_speedup",
              "bits_per_weight", "model_bytes", "coverage", "weight_sqnr_db")  # fmt: skip
     stands = connection.execute(f"SELECT run_id, backend, kld, {', '.join(names)} FROM standing ORDER BY run_id")
-    known = stands.fetchall()
+    own = set(ids)
+    known = [row for row in stands if row[0] in own]
     _insert(connection, "stage", ("run_id", "stage", "seconds", "finished_at"),
             ((run_id, stage, 5.0, _time(1)) for run_id in ids for stage in STAGES))  # fmt: skip
     measured = ("run_id", "stage", "name", "value", "unit", "better", "method", "backend", "label", "note")
