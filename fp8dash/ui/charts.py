@@ -38,6 +38,7 @@ INKS = {False: "#2b3b43", True: "#d3dee1"}  # text on light and on dark
 LABELLED = 8  # points that are named directly, at most
 LABEL_PIXELS, PLOT_PIXELS = 17, 280  # a label's line, and the plot's height without its margins
 SIDE_BY_SIDE = 2  # runs; more GEMM bars get a line of their own for each M
+CAMERA = 34  # pixels that the toolbar's button takes at the top right
 IMAGES = ("svg", "png")  # what the camera of a figure's toolbar saves
 
 
@@ -408,6 +409,7 @@ def _baseline_line(figure: go.Figure, rows: Sequence[Standing], points: Sequence
             text=f"BF16: {three(at)} →",
             showarrow=False,
             xanchor="right",
+            xshift=-CAMERA,
             yanchor="bottom",
         )
 
@@ -475,7 +477,7 @@ def _apart(heights: Sequence[float]) -> list[float]:
 
 
 def _better(figure: go.Figure, *, right: bool) -> None:
-    corner = {"x": 1.0, "xanchor": "right"} if right else {"x": 0.0, "xanchor": "left"}
+    corner = {"x": 1.0, "xanchor": "right", "xshift": -CAMERA} if right else {"x": 0.0, "xanchor": "left"}
     text = "better ↘" if right else "↙ better"
     figure.add_annotation(
         y=1.0, yref="paper", xref="paper", yanchor="bottom", text=text, showarrow=False, font={"color": GREY}, **corner

@@ -43,7 +43,7 @@ def page(frame: Frame) -> None:
     number = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
     with listed:
         live = st.fragment(guarded(_list), run_every=LIVE if active else IDLE)
-        live(frame, state, search or "", number, active)
+        live(frame, state, search or "", number, counts)
 
 
 def _headline(counts: dict[str, int]) -> str:
@@ -53,10 +53,9 @@ def _headline(counts: dict[str, int]) -> str:
     return f"{many(sum(counts.values()), 'run')}: {listed(said)}"
 
 
-def _list(frame: Frame, state: str | None, search: str, number: int, active: bool) -> None:
-    counts = frame.store.counts()
-    if active != (counts[QUEUED] + counts[RUNNING] > 0):
-        st.rerun()  # the headline and the pace are the page's
+def _list(frame: Frame, state: str | None, search: str, number: int, counts: dict[str, int]) -> None:
+    if counts != frame.store.counts():
+        st.rerun()  # the headline, the pace and the count of pages are the page's
     states = [state] if state else STATES
     shown = frame.store.runs(states=states, search=search, limit=PAGE, offset=(number - 1) * PAGE)
     if not shown:
