@@ -58,15 +58,16 @@ def _chosen(frame: Frame) -> list[str]:
     search = st.text_input(
         "Find runs", key="find", bind="query-params", placeholder="recipe, model, study, owner or run", width=280
     )
-    newest = Choice((FINISHED,), search=search or "", sort="finished", order="descending", limit=OFFERED)
-    found = [*frame.store.standings(Choice(ids=tuple(linked))), *frame.store.standings(newest)]
-    rows = {row.run: row for row in found}
+    newest = frame.store.runs(states=(FINISHED,), search=search or "", limit=OFFERED)
+    rows = {run.id: run for run in (*frame.store.runs(ids=linked), *newest)}
     if missing := [run for run in linked if run not in rows]:
         raise InvalidChoice(
             f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
         )
     titles = {
-        run: f"{row.name} · {row.device or 'no device'} · {row.owner} · {moment(row.created)} · {run[:6]}"
+        run: " · ".join(
+            (row.preset or row.recipe, row.device or "no device", row.owner, moment(row.created_at), run[:6])
+        )
         for run, row in rows.items()
     }
     picked = st.multiselect(
