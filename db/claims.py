@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, CursorResult, Update, exists, func, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from db.standings import stand
 from db.store import ACTIVE, CANCELLED, FAILED, FINISHED, QUEUED, ROW_TABLES, RUNNING, Store, request_key, row_values
 from db.tables import RunTable, StageTable, WorkerTable
 from fp8dash.choose.records import Progress, Row, StageResult
@@ -150,7 +151,10 @@ class Claims:
     def finish(self, claim: Claim, state: str, error: str | None = None) -> bool:
         """End the run as finished or failed; False where it is no longer this claim's."""
         with self._store.session() as session:
-            return _changed(session, update(RunTable).where(*_fence(claim)).values(**_ended(state, error)))
+            ended = _changed(session, update(RunTable).where(*_fence(claim)).values(**_ended(state, error)))
+            if ended:
+                stand(session, claim.run_id)
+        return ended
 
     def cancel(self, run_id: str) -> bool:
         """Mark a queued or running run cancelled, which takes it from its worker; False where it had already ended."""
@@ -232,6 +236,7 @@ def _write(session: Session, run_id: str, result: StageResult) -> None:
         if column in result.facts:
             setattr(run, column, result.facts[column])
     run.facts = run.facts | {key: fact for key, fact in result.facts.items() if key not in FACT_COLUMNS}
+    stand(session, run_id)
 
 
 def _database_now(session: Session) -> datetime:

@@ -9,22 +9,24 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, event, func, select, text
+from sqlalchemy import Engine, create_engine, event, func, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from db import standings
+from db.standings import NOTE_LENGTH, Choice, Facets, Group, Standing, first_standing
 from db.tables import (
     ArtefactTable,
     Base,
@@ -34,6 +36,7 @@ from db.tables import (
     NeedleCellTable,
     RunTable,
     StageTable,
+    StandingTable,
     StudyTable,
     TaskItemTable,
     WindowTable,
@@ -54,7 +57,8 @@ QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
 ACTIVE = (QUEUED, RUNNING)
 BUSY_SECONDS = 30
 DRIVER_ERRORS = (SQLAlchemyError, OSError)  # of whoever shares this database: the queue's engine
-PAGE = 5_000  # most runs that one question returns
+TRIES = 3  # of a transaction that meets another's identical request
+Found = TypeVar("Found")
 ROW_TABLES: dict[type[Row], type[Base]] = {
     Measurement: MeasurementTable,
     Window: WindowTable,
@@ -153,33 +157,48 @@ class Store:
 
     def add_study(self, name: str, owner: str) -> str:
         """A new study's id; raises InvalidChoice where its name or owner is empty."""
-        if not name.strip():
-            raise InvalidChoice("The study has no name: give it one, such as “FP8 tiles”.")
-        _named_owner(owner)
+        study = _new_study(name, owner)
         with self.session() as session:
-            study = StudyTable(id=_new_id(), name=name.strip(), owner=owner.strip(), created_at=datetime.now(UTC))
             session.add(study)
-            return study.id
+        return study.id
 
     def add_run(self, request: Request, *, owner: str, study_id: str | None = None) -> tuple[str, bool]:
         """A queued run's id, and whether it is new: an identical request still active is answered with its run."""
-        request, key = request.checked(), request_key(request.checked())
-        run = RunTable(
-            id=_new_id(), study_id=study_id, owner=_named_owner(owner), model=request.model, recipe=request.recipe,
-            preset=preset_of(parse_recipe(request.recipe)), corpus=request.corpus, request=request.to_json(),
-            request_key=key, state=QUEUED, facts={}, created_at=datetime.now(UTC),
-        )  # fmt: skip
-        try:
-            with self.session() as session:
-                session.add(run)
-                session.flush()
-                return run.id, True
-        except IntegrityError:
-            with self.session() as session:
-                same = session.scalar(select(RunTable.id).where(RunTable.request_key == key))
-            if same is None:  # it ended in between
-                return self.add_run(request, owner=owner, study_id=study_id)
-            return same, False
+        checked, owner = request.checked(), _named_owner(owner)
+
+        def change(session: Session) -> tuple[str, bool]:
+            return _add_run(session, checked, owner, session.get(StudyTable, study_id) if study_id else None)
+
+        return self._unless_taken(change)
+
+    def add_runs(self, requests: Sequence[Request], *, owner: str, study: str) -> list[str]:
+        """The runs of a new study, in order; a request that is queued or running already is answered with its run.
+
+        Where all are, no study is made. Raises InvalidChoice where study or owner has no name.
+        """
+        checked = [request.checked() for request in requests]
+
+        def change(session: Session) -> list[str]:
+            made = _new_study(study, owner)
+            session.add(made)
+            session.flush()
+            found = [_add_run(session, request, made.owner, made) for request in checked]
+            if not any(new for _, new in found):
+                session.delete(made)
+            return [run_id for run_id, _ in found]
+
+        return self._unless_taken(change)
+
+    def _unless_taken(self, change: Callable[[Session], Found]) -> Found:
+        """One transaction, begun again where somebody queued the same request in between."""
+        for _ in range(TRIES - 1):
+            try:
+                with self.session() as session:
+                    return change(session)
+            except IntegrityError:
+                continue
+        with self.session() as session:
+            return change(session)
 
     def run(self, run_id: str) -> Run:
         """One run; raises StoreError where there is none."""
@@ -189,24 +208,83 @@ class Store:
             raise StoreError(f"There is no run {run_id}: `fp8dash runs` lists them.")
         return _run(*found)
 
-    def runs(self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, limit: int = PAGE) -> list[Run]:
+    def runs(
+        self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, search: str = "",
+        limit: int | None = None, offset: int = 0,
+    ) -> list[Run]:  # fmt: skip
         """Runs, newest first; those of one submission in the order in which they were submitted."""
-        query = _runs().where(RunTable.state.in_(states))
+        query = _runs().where(*_wanted(states, search))
         if ids is not None:
             query = query.where(RunTable.id.in_(ids))
+        query = query.order_by(RunTable.created_at.desc(), RunTable.id).limit(limit).offset(offset or None)
         with self.session() as session:
-            rows = session.execute(query.order_by(RunTable.created_at.desc(), RunTable.id).limit(limit)).all()
-        return [_run(*row) for row in rows]
+            return [_run(*row) for row in session.execute(query)]
+
+    def count(self, *, states: Sequence[str] = STATES, search: str = "") -> int:
+        """How many runs `runs` would find without a limit."""
+        with self.session() as session:
+            return session.scalar(select(func.count()).select_from(RunTable).where(*_wanted(states, search))) or 0
 
     def last_like(self, request: Request) -> Run | None:
         """The newest run of the same request that is finished or will be, or None."""
-        states, wanted = (*ACTIVE, FINISHED), request.checked()
-        query = _runs().where(
-            RunTable.state.in_(states), RunTable.recipe == wanted.recipe, RunTable.model == wanted.model
-        )
+        same = (RunTable.request_hash == request_key(request.checked()), RunTable.state.in_((*ACTIVE, FINISHED)))
         with self.session() as session:
-            rows = session.execute(query.order_by(RunTable.created_at.desc()).limit(PAGE)).all()
-        return next((run for run in (_run(*row) for row in rows) if run.request == wanted), None)
+            found = session.execute(_runs().where(*same).order_by(RunTable.created_at.desc()).limit(1)).first()
+        return _run(*found) if found else None
+
+    def standings(self, choice: Choice) -> list[Standing]:
+        """The leaderboard's rows of a choice."""
+        with self.session() as session:
+            return standings.rows(session, choice)
+
+    def standing_count(self, choice: Choice) -> int:
+        """How many rows a choice has, whatever its limit."""
+        with self.session() as session:
+            return standings.count(session, choice)
+
+    def newest_by_recipe(self, groups: Sequence[str]) -> list[Standing]:
+        """Of each backend and recipe in some groups the run that finished last, the lowest KLD first."""
+        with self.session() as session:
+            return standings.newest_by_recipe(session, groups)
+
+    def groups(self) -> list[Group]:
+        """The groups of runs that may be ranked together, by backend, the largest first."""
+        with self.session() as session:
+            return standings.groups(session)
+
+    def facets(self, groups: Sequence[str], *, studies: int) -> Facets:
+        """What the rows of some groups can be narrowed by; of studies, only the newest ones."""
+        with self.session() as session:
+            return standings.facets(session, groups, studies=studies)
+
+    def front(self, choice: Choice, x: str, better: str) -> list[Standing]:
+        """The rows of a choice that no other beats in both KLD and `x`."""
+        with self.session() as session:
+            return standings.front(session, choice, x, better)
+
+    def annotate(self, run_id: str, note: str, by: str) -> None:
+        """Replace a run's note, an empty one deletes it; raises InvalidChoice for one too long or by nobody."""
+        note = note.strip()
+        if len(note) > NOTE_LENGTH:
+            raise InvalidChoice(f"The note has {len(note):,} characters: {NOTE_LENGTH:,} at most are kept.")
+        if note and not by.strip():
+            raise InvalidChoice("The note has no author: say who writes, so that the team knows whom to ask.")
+        who = {"note_by": by.strip() if note else "", "note_at": datetime.now(UTC) if note else None}
+        self._change_standing(run_id, note=note, **who)
+
+    def pin(self, run_id: str) -> None:
+        """Keep a run in sight: it can be asked for by its pin."""
+        self._change_standing(run_id, pinned=True)
+
+    def unpin(self, run_id: str) -> None:
+        """Take a run's pin away."""
+        self._change_standing(run_id, pinned=False)
+
+    def _change_standing(self, run_id: str, **values: Any) -> None:
+        with self.session() as session:
+            changed = update(StandingTable).where(StandingTable.run_id == run_id).values(**values)
+            if session.scalar(changed.returning(StandingTable.run_id)) is None:
+                raise StoreError(f"There is no run {run_id}: `fp8dash runs` lists them.")
 
     def counts(self) -> dict[str, int]:
         """How many runs are in each state."""
@@ -267,8 +345,9 @@ class Store:
 
 
 def request_key(request: Request) -> str:
-    """The same for the same request, whoever asks."""
-    return hashlib.sha256(json.dumps(request.to_json(), sort_keys=True).encode()).hexdigest()
+    """The same for the same request, whoever asks, and also once a request has more fields: defaults are left out."""
+    unusual = {f.name: value for f in dataclasses.fields(Request) if (value := getattr(request, f.name)) != f.default}
+    return hashlib.sha256(json.dumps(unusual, sort_keys=True).encode()).hexdigest()
 
 
 def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
@@ -305,6 +384,34 @@ def _runs() -> Any:
 def _run(row: RunTable, study: str | None) -> Run:
     values = {f.name: getattr(row, f.name) for f in dataclasses.fields(Run) if f.name not in ("study", "request")}
     return Run(study=study or "", request=Request.from_json(row.request), **values)
+
+
+def _wanted(states: Sequence[str], search: str) -> list[Any]:
+    words = [StandingTable.words.contains(word, autoescape=True) for word in search.lower().split()]
+    found = [RunTable.id.in_(select(StandingTable.run_id).where(*words))] if words else []
+    return found if tuple(states) == STATES else [RunTable.state.in_(states), *found]
+
+
+def _add_run(session: Session, request: Request, owner: str, study: StudyTable | None) -> tuple[str, bool]:
+    key = request_key(request)
+    same = session.scalar(select(RunTable.id).where(RunTable.request_key == key))
+    if same is not None:
+        return same, False
+    run = RunTable(
+        id=_new_id(), study_id=study.id if study else None, owner=owner, model=request.model, recipe=request.recipe,
+        preset=preset_of(parse_recipe(request.recipe)), corpus=request.corpus, request=request.to_json(),
+        request_key=key, request_hash=key, state=QUEUED, facts={}, created_at=datetime.now(UTC),
+    )  # fmt: skip
+    session.add(run)
+    session.flush()
+    session.add(first_standing(run, study.name if study else ""))
+    return run.id, True
+
+
+def _new_study(name: str, owner: str) -> StudyTable:
+    if not name.strip():
+        raise InvalidChoice("The study has no name: give it one, such as “FP8 tiles”.")
+    return StudyTable(id=_new_id(), name=name.strip(), owner=_named_owner(owner), created_at=datetime.now(UTC))
 
 
 def _named_owner(owner: str) -> str:

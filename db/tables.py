@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     DateTime,
     Dialect,
     Float,
@@ -80,6 +81,7 @@ class RunTable(Base):
     corpus: Mapped[str]
     request: Mapped[dict[str, Any]]
     request_key: Mapped[str | None] = mapped_column(String(64), unique=True)  # held while queued or running
+    request_hash: Mapped[str | None] = mapped_column(String(64), index=True)  # kept: which runs asked for the same
     state: Mapped[str] = mapped_column(String(16))
     attempt: Mapped[int] = mapped_column(default=0)
     stage: Mapped[str | None]
@@ -95,6 +97,59 @@ class RunTable(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+
+
+class StandingTable(Base):
+    """A run as the leaderboard reads it: one narrow row, so that 100,000 are filtered, ranked and paged by indexes.
+
+    Copied from the run and its measurements in the transaction that changes them (`db/standings.py`); pin and note
+    are people's, and stand only here.
+    """
+
+    __tablename__ = "standing"
+    __table_args__ = (
+        Index(None, "group_key", "backend", "recipe", "finished_at"),
+        Index(None, "group_key", "backend", "kld", "finished_at", "run_id"),
+        Index(None, "group_key", "owner", "formats", "tiles"),
+        Index(None, "created_at"),
+    )
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]  # none until the run is finished: only those with one are ranked
+    model: Mapped[str]
+    recipe: Mapped[str]
+    preset: Mapped[str | None]
+    owner: Mapped[str]
+    study: Mapped[str]
+    corpus: Mapped[str]
+    formats: Mapped[str]  # " e4m3fn int8 ": every name between spaces
+    tiles: Mapped[str]
+    words: Mapped[str]  # what a search looks through, in lower case
+    windows: Mapped[int]
+    window_length: Mapped[int]
+    method: Mapped[str]  # of the quality numbers
+    backend: Mapped[str | None]
+    device: Mapped[str | None]
+    group_key: Mapped[str] = mapped_column(String(16))  # the same where numbers may be ranked together
+    ppl: Mapped[float | None] = mapped_column(Float)
+    ln_ppl_diff: Mapped[float | None] = mapped_column(Float)
+    ln_ppl_diff_low: Mapped[float | None] = mapped_column(Float)
+    ln_ppl_diff_high: Mapped[float | None] = mapped_column(Float)
+    kld: Mapped[float | None] = mapped_column(Float)
+    kld_low: Mapped[float | None] = mapped_column(Float)  # the 95 % interval over windows
+    kld_high: Mapped[float | None] = mapped_column(Float)
+    top1: Mapped[float | None] = mapped_column(Float)
+    needle: Mapped[float | None] = mapped_column(Float)
+    gemm_speedup: Mapped[float | None] = mapped_column(Float)
+    bits_per_weight: Mapped[float | None] = mapped_column(Float)
+    coverage: Mapped[float | None] = mapped_column(Float)
+    model_bytes: Mapped[float | None] = mapped_column(Float)
+    weight_sqnr_db: Mapped[float | None] = mapped_column(Float)
+    pinned: Mapped[bool] = mapped_column(Boolean, default=False)
+    note: Mapped[str] = mapped_column(Text, default="")
+    note_by: Mapped[str] = mapped_column(Text, default="")
+    note_at: Mapped[datetime | None]
 
 
 class StageTable(Base):

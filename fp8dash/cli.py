@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
 from fp8dash import report
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
-from fp8dash.errors import Fp8dashError, QueueError
+from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
 from jobs.queue import Queue
@@ -98,8 +99,18 @@ def _retry(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     with _opened() as (store, _):
         rows = report.standings(store, states=STATES)
-    print(options.write(rows), end="")
+    if options.parquet:
+        _write(options.parquet, report.to_parquet(rows))
+    else:
+        print(options.write(rows), end="")
     return 0
+
+
+def _write(file: Path, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise InvalidChoice(f"{file} cannot be written: {error.strerror}. Name a file in a folder of yours.") from error
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -220,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     written = command("report", _report, "print all runs with their numbers").add_mutually_exclusive_group()
     for name, write in (("csv", report.to_csv), ("markdown", report.to_markdown), ("json", report.to_json)):
         written.add_argument(f"--{name}", dest="write", action="store_const", const=write)
+    written.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file")
     written.set_defaults(write=report.to_markdown)
     demo = command("demo", _demo, "measure eight recipes on a small real model, then serve the result")
     demo.add_argument("--no-serve", dest="serve", action="store_false", help="end after the study")

@@ -1,7 +1,7 @@
-"""Standings and comparisons from stored rows, and their CSV, Markdown and JSON. No torch, no streamlit.
+"""Standings and comparisons from stored rows, and their CSV, Parquet, Markdown and JSON. No torch, no streamlit.
 
-Numbers are ranked only among runs that share a `group`: model, corpus, windows, method, device and backend. A baseline
-belongs to both backends, since nothing in it is cast.
+Numbers are ranked only among runs that share a `group`: model, corpus, windows, method and device; and a backend. A
+baseline belongs to both backends, since nothing in it is cast.
 """
 
 import csv
@@ -9,67 +9,28 @@ import dataclasses
 import io
 import json
 import math
+import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from db.store import FINISHED, Run, Store
-from fp8dash.choose.records import LOWER, NEITHER, Measurement, NeedleCell, Window
+from db.standings import BASELINE_BACKEND as BASELINE_BACKEND
+from db.standings import Choice
+from db.standings import Standing as Standing
+from db.store import FINISHED, STATES, Store
+from fp8dash.choose.records import LOWER, NEITHER, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, METRICS, Metric, heading, shown, signed
-from fp8dash.stats import SPEED_TIE, mcnemar, paired_difference, pareto_front
-
-BASELINE_BACKEND = "baseline"
-VALUES = (*METRICS, "ln_ppl_diff_low", "ln_ppl_diff_high")
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A run's row on the leaderboard. A value of None was not measured, and is never ranked."""
-
-    run: str
-    model: str
-    recipe: str
-    preset: str | None
-    state: str
-    owner: str
-    backend: str | None
-    device: str | None
-    ppl: float | None = None
-    ln_ppl_diff: float | None = None
-    ln_ppl_diff_low: float | None = None
-    ln_ppl_diff_high: float | None = None
-    kld: float | None = None
-    top1: float | None = None
-    needle: float | None = None
-    gemm_speedup: float | None = None
-    bits_per_weight: float | None = None
-    coverage: float | None = None
-    model_bytes: float | None = None
-    weight_sqnr_db: float | None = None
-    rank: int | None = None  # by KLD within the group; ties by interval are said, not ranked
-    study: str = ""
-    corpus: str = ""
-    windows: int = 0
-    window_length: int = 0
-    method: str = ""  # of the quality numbers
-    group: str = ""
-    error: str | None = None
-    created: str = ""  # ISO 8601, UTC
-    finished: str = ""
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        return self.preset or self.recipe
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for the unquantized run."""
-        return self.preset == "BF16"
-
+from fp8dash.stats import SPEED_TIE, mcnemar, paired_difference
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Standing))
+UNITS = {  # of the columns, as they are stored: in the CSV's header and the Parquet file's fields
+    **{name: metric.unit if metric.per == 1 else "bytes" for name, metric in METRICS.items() if metric.unit},
+    "ln_ppl_diff_low": "nats", "ln_ppl_diff_high": "nats", "kld_low": "nats", "kld_high": "nats",
+    "window_length": "tokens", "created": "UTC", "finished": "UTC", "note_at": "UTC",
+}  # fmt: skip
+MOMENTS = ("created", "finished", "note_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +53,16 @@ class Comparison:
 
 
 def standings(store: Store, *, states: Sequence[str] = (FINISHED,), ids: Sequence[str] | None = None) -> list[Standing]:
-    """The leaderboard: runs by group, within a group by KLD."""
-    runs = store.runs(states=states, ids=ids)
-    measured = store.measurements([run.id for run in runs], VALUES)
-    rows = [_standing(run, measured[run.id]) for run in runs]
-    return _ranked(rows)
+    """All rows, or those of some runs: by group, within a group by KLD."""
+    found = store.standings(Choice(states=tuple(states), ids=None if ids is None else tuple(ids)))
+    return sorted(found, key=lambda row: row.group)
 
 
 def comparison(store: Store, run_ids: Sequence[str]) -> Comparison:
     """Two to six runs compared metric by metric; raises InvalidChoice for fewer, more or unknown ones."""
     if not 2 <= len(run_ids) <= 6:
         raise InvalidChoice(f"{len(run_ids)} runs are chosen: choose two to six to compare.")
-    found = {
-        row.run: row
-        for row in standings(store, states=("queued", "running", "finished", "failed", "cancelled"), ids=run_ids)
-    }
+    found = {row.run: row for row in standings(store, states=STATES, ids=run_ids)}
     if missing := [run_id for run_id in run_ids if run_id not in found]:
         raise InvalidChoice(
             f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
@@ -117,24 +73,51 @@ def comparison(store: Store, run_ids: Sequence[str]) -> Comparison:
     return Comparison(rows, tuple(verdicts), _unlike(rows))
 
 
-def front(rows: Sequence[Standing], quality: str = "kld", speed: str = "gemm_speedup") -> list[Standing]:
-    """The rows that no other beats in both quality (lower) and speed (higher)."""
-    points = [(_number(getattr(row, quality)), _number(getattr(row, speed))) for row in rows]
-    return [rows[i] for i in pareto_front(points)]
-
-
 def to_json(rows: Iterable[Standing]) -> str:
     """One list; what JSON cannot hold is null."""
     return json.dumps([{k: _json(v) for k, v in dataclasses.asdict(row).items()} for row in rows], indent=2)
 
 
 def to_csv(rows: Iterable[Standing]) -> str:
-    """Comma separated, UTF-8, one header line; text that a spreadsheet would run as a formula is quoted."""
+    """Comma separated, UTF-8, one header line with units, numbers in full, moments in ISO 8601.
+
+    Text that a spreadsheet would run as a formula is quoted.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow([titled(column) for column in COLUMNS])
     for row in rows:
         writer.writerow([_cell(getattr(row, column)) for column in COLUMNS])
+    return out.getvalue()
+
+
+def titled(column: str) -> str:
+    """A column's name with its unit.
+
+    >>> titled("kld"), titled("model_bytes"), titled("recipe")
+    ('kld (nats)', 'model_bytes (bytes)', 'recipe')
+    """
+    return f"{column} ({UNITS[column]})" if column in UNITS else column
+
+
+def to_parquet(rows: Sequence[Standing]) -> bytes:
+    """The columns of the CSV with their types: numbers as float64, moments in UTC, each field's unit beside it."""
+    import pyarrow  # a tenth of a second, which other commands need not wait for
+    from pyarrow import parquet
+
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    hints = typing.get_type_hints(Standing)
+    fields, columns = [], []
+    for name in COLUMNS:
+        kind = next(kind for kind in kinds if kind in (hints[name], *typing.get_args(hints[name])))
+        values = [getattr(row, name) for row in rows]
+        if name in MOMENTS:
+            values = [datetime.fromisoformat(text) if text else None for text in values]
+        typed = pyarrow.timestamp("s", "UTC") if name in MOMENTS else kinds[kind]
+        fields.append(pyarrow.field(name, typed, metadata={"unit": UNITS.get(name, "")}))
+        columns.append(pyarrow.array(values, typed))
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_arrays(columns, schema=pyarrow.schema(fields)), out)
     return out.getvalue()
 
 
@@ -168,42 +151,6 @@ def interval(row: Standing) -> str:
     if row.ln_ppl_diff_low is None or row.ln_ppl_diff_high is None:
         return ""
     return f"[{signed(row.ln_ppl_diff_low)}, {signed(row.ln_ppl_diff_high)}]"
-
-
-def _standing(run: Run, measured: list[Measurement]) -> Standing:
-    values: dict[str, Any] = {m.name: m.value for m in measured if not m.label}
-    method = next((m.method for m in measured if m.name == "kld"), "")
-    request = run.request
-    group = (
-        run.model_hash or run.model,
-        run.corpus_hash or run.corpus,
-        request.windows,
-        request.window_length,
-        method,
-        run.device,
-    )
-    return Standing(
-        run=run.id, model=run.model, recipe=run.recipe, preset=run.preset, state=run.state, owner=run.owner,
-        backend=run.backend, device=run.device, **values, study=run.study, corpus=run.corpus,
-        windows=request.windows, window_length=request.window_length, method=method,
-        group=" · ".join(str(part) for part in group), error=run.error, created=_iso(run.created_at),
-        finished=_iso(run.finished_at),
-    )  # fmt: skip
-
-
-def _ranked(rows: list[Standing]) -> list[Standing]:
-    """Rows by group and KLD; a rank counts the casts of the same group and backend that are strictly better.
-
-    The baseline has no rank: it always wins against itself.
-    """
-    rows = sorted(rows, key=lambda row: (row.group, math.isnan(_number(row.kld)), _number(row.kld), row.created))
-    ranked = []
-    for row in rows:
-        peers = [p.kld for p in rows if p.group == row.group and p.backend == row.backend and not p.is_baseline]
-        known = not math.isnan(_number(row.kld)) and not row.is_baseline
-        rank = 1 + sum(1 for kld in peers if known and _number(kld) < _number(row.kld)) if known else None
-        ranked.append(dataclasses.replace(row, rank=rank))
-    return ranked
 
 
 def _verdict(
@@ -262,10 +209,6 @@ def _unlike(rows: Sequence[Standing]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -274,7 +217,3 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return "'" + value
     return "" if value is None else value
-
-
-def _iso(moment: Any) -> str:
-    return moment.isoformat(timespec="seconds") if moment else ""

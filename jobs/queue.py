@@ -63,8 +63,7 @@ class Queue:
         checked = [request.checked() for request in requests]
         if not checked:
             raise QueueError("Nothing is to be run: choose at least one recipe.")
-        study_id = self._store.add_study(study, owner)
-        return self._enqueue(self._store.add_run(r, owner=owner, study_id=study_id)[0] for r in checked)
+        return self._enqueue(self._store.add_runs(checked, owner=owner, study=study))
 
     def submit_one(self, request: Request, *, owner: str) -> str:
         """A run of its own, or the identical one that is already queued or running."""
@@ -130,12 +129,12 @@ class Queue:
         with _sentences():
             self._client.resume_workflows(list(run_ids), queue_name=QUEUE)  # unnamed, it would have no limit of one
 
-    def _enqueue(self, run_ids: Iterator[str] | Sequence[str]) -> list[str]:
-        added = list(run_ids)  # every row first: what is not enqueued then, reconcile enqueues
+    def _enqueue(self, run_ids: list[str]) -> list[str]:
+        """Every row is written by now: what is not enqueued here, reconcile enqueues."""
         with _sentences("The runs are kept and start by themselves once the engine is back, but"):
-            for run_id in added:
+            for run_id in run_ids:
                 self._client.enqueue(_options(run_id), run_id)
-        return added
+        return run_ids
 
     def _again(self, run_id: str) -> None:
         """A new workflow under the run's id: an ended one cannot be resumed."""

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import insert, update
 
+from db.standings import stand
 from db.store import ROW_TABLES, Store, row_values
-from db.tables import RunTable, StageTable, WorkerTable
+from db.tables import RunTable, StageTable, StandingTable, WorkerTable
 from fp8dash import places
 from fp8dash.choose.catalog import estimate, shape_of
 from fp8dash.choose.presets import PRESETS
@@ -251,8 +252,10 @@ def _finished(store: Store, name: str, device: str, study: str, owner: str, when
     _stages(store, run_id, tuple(SECONDS), when)
     with store.session() as session:
         for stage, found in rows.items():
-            for row in found:
-                session.execute(insert(ROW_TABLES[type(row)]).values(**row_values(run_id, stage, row)))
+            for kind, table in ROW_TABLES.items():
+                if some := [row_values(run_id, stage, row) for row in found if type(row) is kind]:
+                    session.execute(insert(table), some)
+        stand(session, run_id)
     return run_id
 
 
@@ -272,6 +275,10 @@ def _other(
 def _change(store: Store, run_id: str, **values: Any) -> None:
     with store.session() as session:
         session.execute(update(RunTable).where(RunTable.id == run_id).values(**values))
+        stand(session, run_id)
+        if "created_at" in values:  # made up here alone: a run's row bears the moment of its submission for ever
+            moved = update(StandingTable).where(StandingTable.run_id == run_id)
+            session.execute(moved.values(created_at=values["created_at"]))
 
 
 def _stages(store: Store, run_id: str, names: tuple[str, ...], when: datetime) -> None:

@@ -1,6 +1,8 @@
 """Figures from rows: what is drawn, how, and what is left out."""
 
+import csv
 import dataclasses
+import io
 import math
 
 import pytest
@@ -171,3 +173,31 @@ def test_text_is_escaped_but_for_zero_width_marks_the_same(text: str) -> None:
     shown = plain(text)
     assert shown.replace("\\", "").replace("\u2060", "") == text
     assert shown != text
+
+
+def test_predicted_speeds_are_hollow_and_a_point_knows_its_run() -> None:
+    rows = [standing(), standing("INT8", kld=0.02)]
+    figure = charts.quality_scatter(rows, SPEED, front=[], intervals={}, predicted=["INT8"])
+    symbols = {trace.customdata[0]: trace.marker.symbol for trace in drawn(figure)}
+    assert symbols == {"FP8_DYNAMIC": "circle", "INT8": "diamond-open"}
+
+
+def test_many_runs_of_one_look_are_one_trace() -> None:
+    rows = [dataclasses.replace(standing(kld=0.01 * (i + 1)), run=str(i)) for i in range(60)]
+    (trace,) = drawn(charts.quality_scatter(rows, SPEED, front=[], intervals={"3": (0.03, 0.05)}))
+    assert len(trace.customdata) == len(trace.text) == 60
+    assert trace.error_y.array[3] == pytest.approx(0.01) and trace.error_y.array[4] == 0
+
+
+def test_a_figures_numbers_leave_as_csv_without_tags_or_formulas() -> None:
+    rows = [standing(kld=1 / 3), dataclasses.replace(standing("INT8"), preset=None, recipe="=SUM(A1)")]
+    figure = charts.quality_scatter(rows, SPEED, front=[], intervals={"FP8_DYNAMIC": (0.3, 0.4)})
+    table = list(csv.reader(io.StringIO(charts.data_csv(figure))))
+    assert table[0] == ["series", "GEMM speed-up (× BF16)", "KLD from BF16 (nats, log)", "value", "low", "high"]
+    point = next(row for row in table if row[0] == "FP8_DYNAMIC")
+    assert [float(number) for number in (point[1], point[2], *point[4:])] == pytest.approx([1.5, 1 / 3, 0.3, 0.4])
+    assert any(row[0] == "'=SUM(A1)" for row in table)
+    cells = [NeedleCell(256, 50, 0.5, 250, "1", "1")]
+    assert ["", "256", "50 %", "0.5", "", ""] in csv.reader(
+        io.StringIO(charts.data_csv(charts.needle_maps({"": cells})))
+    )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from pyarrow import parquet
 
 from db.store import Store
 from fp8dash.cli import main
@@ -39,6 +40,14 @@ def test_submit_prints_ids_that_runs_and_report_know(capsys):
     assert main(["cancel", ids[0]]) == 1
     assert "cancelled already" in said(capsys).err
     assert main(["retry", ids[0]]) == 0
+
+
+def test_the_report_is_a_parquet_file_or_a_sentence(capsys, tmp_path):
+    assert main(["submit", "--recipe", "FP8_BLOCK", "--owner", "ada"]) == 0
+    assert main(["report", "--parquet", str(tmp_path / "runs.parquet")]) == 0
+    assert parquet.read_table(tmp_path / "runs.parquet")["preset"].to_pylist() == ["FP8_BLOCK"]
+    assert main(["report", "--parquet", str(tmp_path / "none" / "runs.parquet")]) == 1
+    assert "cannot be written: No such file" in said(capsys).err
 
 
 @pytest.mark.parametrize(

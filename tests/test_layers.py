@@ -39,6 +39,7 @@ OWNERS = {
     "datasets": ("fp8dash.measure.tasks",),
     "platformdirs": ("fp8dash.places",),
     "pandas": ("fp8dash.ui",),
+    "pyarrow": ("fp8dash.report",),
 }
 FILES = [f for room in ("fp8dash", "db", "jobs") for f in sorted((ROOT / room).rglob("*.py"))] + [ROOT / "app.py"]
 

@@ -11,13 +11,16 @@ import streamlit as st
 from sqlalchemy import insert, update
 from streamlit.testing.v1 import AppTest
 
+from db.standings import stand
 from db.store import ROW_TABLES, Run, Store, row_values
-from db.tables import WorkerTable
-from fp8dash import places, report
+from db.tables import RunTable, StandingTable, WorkerTable
+from fp8dash import places
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.records import Measurement, Row, TaskItem
+from fp8dash.ui import leaderboard
 from fp8dash.ui.frame import INTERNAL
 from fp8dash.ui.words import plain
+from tests.bench.board import build
 from tests.seed import HOSTILE, fill
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
@@ -101,10 +104,70 @@ def test_the_empty_leaderboard_says_what_to_do_next() -> None:
 
 
 def test_the_leaderboard_answers_first(ids: dict[str, str]) -> None:
+    app = opened("leaderboard", q="")
+    device = plain("CPU (x86-64, 2 threads)")
+    assert app.title[0].value == f"Ship INT8 on {device}: KLD 0.0303 nats, 1.71× BF16 measured"
+    assert app.markdown[0].value.startswith("Δ ln PPL +0.0189") and "163 MB" in app.markdown[0].value
+    assert app.markdown[1].value.startswith("MXFP8 loses least to BF16: KLD 0.0172 nats at 8.25 bits per weight.")
+    assert plain("FP8_BLOCK") in app.markdown[1].value and "0.0232 nats" in app.markdown[1].value
+    assert f"Avoid {plain('FP8_E5M2')} and {plain('INT8_TENSOR')}" in app.markdown[1].value
+
+
+def test_the_answer_says_why_each_other_recipe_lost(ids: dict[str, str]) -> None:
+    text = said(opened("leaderboard")).replace("\\", "")
+    assert "| INT8_TENSOR | 1.21 | 1.83 | over the budget: KLD 1.21 nats, at most 0.0500 |" in text
+    assert "| FP8_TENSOR | 0.0322 | 0.42 | slower: 0.42× BF16, not 1.71× |" in text
+    assert "| MXFP8 | 0.0172 | — | no speed is known for it on this target |" in text
+
+
+def test_the_budget_and_the_target_of_a_link_decide(ids: dict[str, str]) -> None:
+    app = opened("leaderboard", limit="0.025")
+    assert app.title[0].value.startswith("Ship MXFP8 on CPU") and "speed not known" in app.title[0].value
+    assert "smallest within the budget" in said(app)
+    app = opened("leaderboard", budget="Δ ln PPL", limit="0.015", target="NVIDIA H200")
+    assert app.title[0].value == f"Ship {plain('FP8_DYNAMIC')} on NVIDIA H200: KLD 0.0291 nats, 1.55× BF16 measured"
+    assert "Speeds are those known for NVIDIA H200" in said(app)
+    app = opened("leaderboard", limit="0.001")
+    assert app.title[0].value == "No recipe keeps KLD of demo within 0.00100 nats"
+
+
+def test_every_model_has_its_answer(store: Store, ids: dict[str, str]) -> None:
+    with store.session() as session:
+        for run in (ids["H200 FP8_TENSOR"], ids["H200 FP8_DYNAMIC"]):
+            session.execute(update(RunTable).where(RunTable.id == run).values(model="org/other", model_hash="other"))
+            session.execute(update(StandingTable).where(StandingTable.run_id == run).values(model="org/other"))
+            stand(session, run)
+    text = said(opened("leaderboard")).replace("\\", "").replace("\u2060", "")
+    assert "- **org/other**: Ship FP8_DYNAMIC on NVIDIA H200: KLD 0.0291 nats, 1.55× BF16 measured." in text
+    app = opened("leaderboard", model="org/other")
+    assert app.title[0].value.startswith(f"Ship {plain('FP8_DYNAMIC')} on NVIDIA H200")
+
+
+def test_a_first_visit_is_told_three_lines_and_a_link_is_not(ids: dict[str, str]) -> None:
     app = opened("leaderboard")
-    assert app.title[0].value == "MXFP8 loses least to BF16: KLD 0.0172 nats at 8.25 bits per weight"
-    assert plain("FP8_BLOCK") in app.markdown[0].value and "0.0232 nats" in app.markdown[0].value
-    assert f"Avoid {plain('FP8_E5M2')} and {plain('INT8_TENSOR')}" in app.markdown[0].value
+    assert app.markdown[0].value.count("\n") == 2
+    app.button("leaderboard_welcomed").click().run()
+    assert app.markdown[0].value.startswith("Δ ln PPL")
+    assert opened("leaderboard", q="mxfp8").markdown[0].value.startswith("Δ ln PPL")
+
+
+def test_a_board_of_many_runs_is_read_page_by_page(store: Store, ids: dict[str, str]) -> None:
+    build(Path(places.data_dir()), 600)
+    app = opened("leaderboard", model="model-00")
+    first = app.dataframe[0].value
+    assert len(first) == leaderboard.PAGE + 1 and list(first["Rank"])[1] == 1
+    second = opened("leaderboard", model="model-00", page="2").dataframe[0].value
+    assert list(second["Rank"])[1] == leaderboard.PAGE + 1
+    assert list(first["KLD (nats)"])[-1] <= list(second["KLD (nats)"])[1]
+
+
+def test_the_order_the_columns_and_the_pins_live_in_the_address(store: Store, ids: dict[str, str]) -> None:
+    store.pin(ids["INT8"])
+    table = opened("leaderboard", sort="GEMM speed-up").dataframe[0].value
+    assert list(table["Recipe"])[1:3] == ["INT8_TENSOR", "★ INT8"]
+    app = opened("leaderboard", pins="Pinned", columns="Recipe")
+    assert list(app.dataframe[0].value["Recipe"]) == ["BF16", "★ INT8"]
+    assert app.multiselect("columns").value == ["Recipe"]
 
 
 def test_the_leaderboard_ranks_finished_casts_of_one_group_only(ids: dict[str, str]) -> None:
@@ -115,8 +178,8 @@ def test_the_leaderboard_ranks_finished_casts_of_one_group_only(ids: dict[str, s
 
 
 def test_the_group_of_a_link_is_shown(ids: dict[str, str]) -> None:
-    app = opened("leaderboard", group="demo · pydocs · 8 × 512 tokens · NVIDIA H200")
-    assert app.title[0].value.startswith(f"{plain('FP8_DYNAMIC')} loses least")
+    app = opened("leaderboard", device="NVIDIA H200")
+    assert app.title[0].value.startswith(f"Ship {plain('FP8_DYNAMIC')} on NVIDIA H200")
     assert set(app.dataframe[0].value["Device"]) == {"NVIDIA H200"}
 
 
@@ -322,6 +385,27 @@ def test_a_log_opens_in_place(ids: dict[str, str]) -> None:
     app = opened("runs")
     app.toggle(f"runs_log_{ids['failed']}").set_value(True).run()
     assert app.code[0].value == "first\nlast <b>line</b>"
+    assert app.query_params["log"] == [ids["failed"]] or app.query_params["log"] == ids["failed"]
+    assert opened("runs", log=ids["failed"]).code[0].value == app.code[0].value
+
+
+def test_the_runs_are_paged_and_searched_in_the_database(store: Store, ids: dict[str, str]) -> None:
+    build(Path(places.data_dir()), 60)
+    assert len([b for b in opened("runs").button if b.label == "Open"]) == 25
+    assert len([b for b in opened("runs", page="3").button if b.label == "Open"]) == 25
+    assert len([b for b in opened("runs", find="down_proj ada").button if b.label == "Open"]) == 2
+
+
+def test_a_note_and_a_pin_are_kept_for_everyone(store: Store, ids: dict[str, str]) -> None:
+    app = opened("runs", run=ids["MXFP8"])
+    app.text_area("run_note_").set_value("**ships** in May")
+    app.text_input("owner").set_value("ada")
+    app.button("run_note_save").click().run()
+    app.toggle("run_pinned").set_value(True).run()
+    app = opened("runs", run=ids["MXFP8"])
+    assert app.info[0].value == plain("**ships** in May") and app.toggle("run_pinned").value
+    app.button("run_note_save").click().run()
+    assert app.error[0].value.startswith("The note has no author")
 
 
 def test_a_run_says_what_to_type_to_serve_it(ids: dict[str, str]) -> None:
@@ -372,7 +456,7 @@ def test_a_defect_is_an_internal_error_without_a_traceback(monkeypatch: pytest.M
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a secret of the machine")
 
-    monkeypatch.setattr(report, "standings", broken)
+    monkeypatch.setattr(Store, "groups", broken)
     app = opened("leaderboard")
     assert [error.value for error in app.error] == [INTERNAL] and not app.exception
     assert "secret" not in said(app)

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8dash.choose.advice import advise
 from fp8dash.choose.formats import FORMATS
+from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
 from fp8dash.choose.recipe import (
     GROUPS,
@@ -18,6 +20,7 @@ from fp8dash.choose.recipe import (
     parse_kv,
     parse_recipe,
 )
+from fp8dash.choose.records import BACKENDS
 from fp8dash.choose.scaling import DELAYED, EXACT, FLOAT32, RULES, STATIC, TENSOR, TILES, when_of
 from fp8dash.errors import InvalidChoice
 from tests.reference import FORMATS as REFERENCE
@@ -140,3 +143,15 @@ def test_the_first_override_that_names_a_module_holds_and_its_other_operand_stay
     assert recipe.of("model.layers.0.mlp.down_proj").text == "w=int8/row a=e4m3fn/row"
     assert recipe.of("model.layers.1.mlp.down_proj").text == "a=e4m3fn/row"
     assert recipe.of("model.layers.1.mlp.up_proj").text == "w=e4m3fn/row a=e4m3fn/row"
+
+
+def test_the_cpu_is_called_slow_only_where_a_kernel_is_asked_for():
+    cpu, recipe = Device("cpu", "CPU"), parse_recipe("w=e4m3fn/row a=e4m3fn/row")
+    told = {backend: " ".join(a.text for a in advise(recipe, None, cpu, backend)) for backend in BACKENDS}
+    assert "slower than BF16" in told["auto"] and "slower than BF16" in told["native"]
+    assert told["emulated"] == ""
+
+
+def test_twelve_presets_are_everyday_ones():
+    everyday = [name for name, preset in PRESETS.items() if preset.everyday]
+    assert len(everyday) == 12 and {"W4A16", "NVFP4", "FP8_W8A16"} <= set(everyday)

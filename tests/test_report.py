@@ -4,10 +4,13 @@ import csv
 import io
 import json
 import math
+from datetime import UTC, datetime
 
 import pytest
+from pyarrow import parquet
 from sqlalchemy import insert, update
 
+from db.standings import COPIED, Choice, stand
 from db.store import ROW_TABLES, row_values
 from db.tables import RunTable
 from fp8dash import report
@@ -30,6 +33,7 @@ def finished(store, recipe, *, windows=(), cells=(), owner="me", backend="emulat
             session.execute(insert(ROW_TABLES[type(row)]).values(row_values(run_id, "stage", row)))
         change = {
             "state": state,
+            "finished_at": datetime.now(UTC),
             "request_key": None,
             "backend": backend,
             "device": "CPU",
@@ -37,6 +41,7 @@ def finished(store, recipe, *, windows=(), cells=(), owner="me", backend="emulat
             "corpus_hash": "c",
         }
         session.execute(update(RunTable).where(RunTable.id == run_id).values(change))
+        stand(session, run_id)
     return run_id
 
 
@@ -49,7 +54,8 @@ def test_standings_rank_by_divergence_within_a_group_and_backend_and_missing_nev
     ranks = {row.run: row.rank for row in report.standings(store)}
     assert ranks == {base: None, good: 1, tied: 1, bad: 3, native: 1, odd: None, missing: None}
     assert [row.run for row in report.standings(store)][-2:] != [good, bad]
-    assert not {odd, missing} & {row.run for row in report.front(report.standings(store))}
+    choice = Choice(states=("finished",), backends=("emulated",))
+    assert [row.run for row in store.front(choice, "gemm_speedup", "higher")] == [good]
 
 
 def test_unfinished_runs_are_not_standing_unless_asked_for(store):
@@ -73,9 +79,23 @@ def test_the_csv_has_the_same_columns_and_runs_no_formula(store):
     finished(store, "FP8_BLOCK", owner='=HYPERLINK("http://x";"y")', kld=0.0235, ln_ppl_diff=-0.001)
     rows = report.standings(store)
     (read,) = csv.DictReader(io.StringIO(report.to_csv(rows)))
-    assert list(read) == list(json.loads(report.to_json(rows))[0])
-    assert float(read["kld"]) == 0.0235 and float(read["ln_ppl_diff"]) == -0.001
+    assert list(read) == [report.titled(name) for name in json.loads(report.to_json(rows))[0]]
+    assert float(read["kld (nats)"]) == 0.0235 and float(read["ln_ppl_diff (nats)"]) == -0.001
     assert read["owner"].startswith("'=")
+
+
+def test_parquet_has_the_numbers_in_full_with_units_and_moments(store):
+    finished(store, "FP8_BLOCK", kld=1 / 3, ppl=None)
+    (row,) = rows = report.standings(store)
+    table = parquet.read_table(io.BytesIO(report.to_parquet(rows)))
+    assert table.column_names == list(report.COLUMNS)
+    assert table["kld"].to_pylist() == [1 / 3] and table["ppl"].to_pylist() == [None]
+    assert table["created"].to_pylist() == [datetime.fromisoformat(row.created)]
+    assert table.schema.field("model_bytes").metadata == {b"unit": b"bytes"}
+
+
+def test_every_metric_of_the_leaderboard_has_its_column():
+    assert set(METRICS) <= set(COPIED) <= set(report.COLUMNS)
 
 
 def test_markdown_is_a_table_whatever_the_names_hold(store):

@@ -3,17 +3,21 @@
 import math
 import sqlite3
 import threading
+from datetime import UTC, datetime
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine, delete, insert, select, update
 
 from db import store as store_module
-from db.store import Store, row_values
-from db.tables import Base, MeasurementTable
+from db.standings import Choice, stand
+from db.store import Store, request_key, row_values
+from db.tables import Base, MeasurementTable, RunTable, StandingTable, StudyTable, WorkerTable
 from fp8dash.choose.records import Measurement, Request
 from fp8dash.errors import InvalidChoice, StoreError
+from fp8dash.stats import pareto_front
+from tests.seed import fill
 
 
 def test_the_migrations_lead_to_the_tables(tmp_path):
@@ -118,6 +122,116 @@ def test_what_is_not_finite_is_kept_as_what_it_is(store, value):
         session.execute(insert(MeasurementTable).values(row_values(run_id, "perplexity", row)))
     (found,) = store.measurements([run_id])[run_id]
     assert found == row or (math.isnan(found.value) and math.isnan(value))
+
+
+def columns(store, table, *without):
+    names = [column.name for column in table.__table__.columns if column.name not in without]
+    with store.session() as session:
+        rows = session.scalars(select(table)).all()
+        return sorted([tuple(getattr(row, name) for name in names) for row in rows], key=str)
+
+
+def test_the_migration_fills_the_rows_that_the_product_writes(tmp_path):
+    file = tmp_path / "a.sqlite"
+    store = Store(f"sqlite:///{file}")
+    fill(store)
+    written, keys = columns(store, StandingTable), columns(store, RunTable)
+    store.close()
+    with sqlite3.connect(file) as connection:  # as it was before
+        connection.execute("DROP TABLE standing")
+        connection.execute("DROP INDEX ix_run_request_hash")
+        connection.execute("ALTER TABLE run DROP COLUMN request_hash")
+        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+    store = Store(f"sqlite:///{file}")
+    assert columns(store, StandingTable) == written and len(written) == 15
+    assert columns(store, RunTable) == keys
+    store.close()
+
+
+def test_a_standing_written_again_is_the_same(store):
+    ids = fill(store)
+    before = columns(store, StandingTable)
+    with store.session() as session:
+        for run_id in ids.values():
+            stand(session, run_id)
+    assert columns(store, StandingTable) == before
+
+
+def test_a_choice_narrows_and_its_ranks_stay_those_among_all_peers(store):
+    ids = fill(store)
+    names = {run: name for name, run in ids.items()}
+
+    def found(**choice):
+        return [names[row.run] for row in store.standings(Choice(states=("finished",), **choice))]
+
+    assert found(formats=("int8",)) == ["INT8", "INT8_TENSOR"]
+    assert found(tiles=("128x128",)) == ["FP8_BLOCK"]
+    assert found(owners=("grace",)) == ["H200 BF16", "H200 FP8_DYNAMIC", "H200 FP8_TENSOR"]
+    assert found(devices=("NVIDIA H200",), backends=("native",)) == ["H200 FP8_DYNAMIC", "H200 FP8_TENSOR"]
+    assert found(search="TILES mxfp8") == ["MXFP8"] and found(search="%") == []
+    assert found(backends=("emulated",), sort="gemm_speedup", order="descending", limit=2) == ["INT8_TENSOR", "INT8"]
+    assert found(backends=("emulated",), limit=2, offset=1) == ["FP8_BLOCK", "FP8_DYNAMIC"]
+    (row,) = store.standings(Choice(ids=(ids["FP8_BLOCK"],)))
+    assert row.rank == 2
+    assert store.standing_count(Choice(states=("finished",), formats=("int8",), limit=1)) == 2
+    with pytest.raises(InvalidChoice, match="cannot be sorted by “kld; DROP TABLE run”"):
+        store.standings(Choice(sort="kld; DROP TABLE run"))
+
+
+def test_the_front_in_sql_is_the_front_of_the_points(store):
+    fill(store)
+    choice = Choice(states=("finished",), backends=("emulated",))
+    rows = store.standings(choice)
+    for x, sign, better in (("gemm_speedup", 1, "higher"), ("model_bytes", -1, "lower")):
+        known = [row for row in rows if getattr(row, x) is not None]
+        best = pareto_front([(row.kld, sign * getattr(row, x)) for row in known])
+        assert [row.run for row in store.front(choice, x, better)] == [known[i].run for i in best]
+
+
+def test_of_each_recipe_the_newest_finished_run_may_be_shipped(store):
+    ids = fill(store)
+    with store.session() as session:
+        session.execute(update(RunTable).values(worker_id=None, request_key=None))  # so that all can be queued again
+        session.execute(delete(WorkerTable))
+    again = fill(store, now=datetime(2030, 1, 1, tzinfo=UTC))
+    groups = {group.key: group for group in store.groups()}
+    assert sorted(group.count for group in store.groups()) == [2, 2, 4, 14]
+    found = {row.run for row in store.newest_by_recipe(list(groups))}
+    assert found == {run for name, run in again.items() if name not in ("failed", "cancelled", "running", "queued")}
+    assert not found & set(ids.values())
+
+
+def test_a_note_bears_who_and_when_and_a_pin_is_asked_for(store):
+    run_id = fill(store)["MXFP8"]
+    store.annotate(run_id, " ships in May ", "ada")
+    store.pin(run_id)
+    (row,) = store.standings(Choice(pins=(True,)))
+    assert (row.run, row.note, row.note_by, row.pinned) == (run_id, "ships in May", "ada", True)
+    assert row.note_at[:4] == str(datetime.now(UTC).year)
+    store.annotate(run_id, "", "")
+    store.unpin(run_id)
+    (row,) = store.standings(Choice(ids=(run_id,)))
+    assert (row.note, row.note_by, row.note_at, row.pinned) == ("", "", "", False)
+    for note, by, said in (("x", " ", "no author"), ("x" * 2001, "ada", "2,001 characters")):
+        with pytest.raises(InvalidChoice, match=said):
+            store.annotate(run_id, note, by)
+    with pytest.raises(StoreError, match="There is no run nope"):
+        store.pin("nope")
+
+
+def test_a_submission_of_duplicates_alone_makes_no_study(store):
+    twice = [Request(recipe="INT8"), Request(recipe="w=int8/channel a=int8/token"), Request(recipe="MXFP8")]
+    first = store.add_runs(twice, owner="ada", study="Tiles")
+    assert first[0] == first[1] != first[2]
+    assert store.add_runs(twice, owner="bob", study="The same") == first
+    assert [row[1] for row in columns(store, StudyTable)] == ["Tiles"]
+    new = store.add_runs([*twice, Request()], owner="bob", study="And one more")
+    assert new[:3] == first and store.run(new[3]).study == "And one more"
+
+
+def test_a_request_is_like_one_from_before_its_newest_field():
+    assert request_key(Request()) == request_key(Request.from_json({}))
+    assert request_key(Request(seed=1)) != request_key(Request())
 
 
 def test_names_are_data_never_sql(store):

@@ -20,15 +20,17 @@ class Advice:
     text: str
 
 
-def advise(recipe: Recipe, shape: ModelShape | None, device: Device | None) -> tuple[Advice, ...]:
-    """Remarks on a recipe for a model and device, either of which may be unknown.
+def advise(
+    recipe: Recipe, shape: ModelShape | None, device: Device | None, backend: str = "auto"
+) -> tuple[Advice, ...]:
+    """Remarks on a recipe for a model, a device, either of which may be unknown, and the backend asked for.
 
     >>> from fp8dash.choose.recipe import parse_recipe
     >>> [a.level for a in advise(parse_recipe("w=int8/tensor a=int8/tensor"), None, None)]
     ['warning']
     """
     remarks = [*_on_casts(recipe), *_on_attention(recipe), *(_on_shape(recipe, shape) if shape else ())]
-    if device and recipe.casts_linears:
+    if device and recipe.casts_linears and backend != "emulated":  # else nothing is said of kernels: none is asked for
         path = native_path(recipe, 16, 16, device)  # 16: legal for every alignment rule
         if not path.is_native:
             remarks.append(

@@ -43,12 +43,6 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
         (),
     ),
     (
-        "FP8_W8A16",
-        "w=e4m3fn/row",
-        "Weights only: what cards without FP8 tensor cores run.",
-        (("torchao", "Float8WeightOnlyConfig"), ("vLLM", "Marlin on Ampere")),
-    ),
-    (
         "FP8_BLOCK_UE8M0",
         "w=e4m3fn/128x128/pow2 a=e4m3fn/1x128/pow2",
         "FP8_BLOCK with power-of-two scales, as Blackwell kernels want them.",
@@ -115,18 +109,6 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
         "w=e2m1/1x32/even a=e2m1/1x32/even",
         "Four bits, a power of two per 32.",
         (("llm-compressor", "MXFP4"), ("Quark", "mxfp4")),
-    ),
-    (
-        "NVFP4",
-        "w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4",
-        "Four bits, an E4M3 scale per 16 under one float32: Blackwell.",
-        (("llm-compressor", "NVFP4"), ("Transformer Engine", "NVFP4BlockScaling")),
-    ),
-    (
-        "W4A16",
-        "w=int4/1x128/ct",
-        "Four-bit weights in groups of 128, rounded to nearest: the smallest common deployment.",
-        (("llm-compressor", "W4A16"), ("Quark", "int4_wo_128")),
     ),
     (
         "KV_FP8_STATIC",
@@ -208,6 +190,24 @@ PRESETS = {
                 ("SGLang", "--kv-cache-dtype fp8_e4m3"),
                 ("ModelOpt", "FP8_KV_CFG"),
             ),
+        ),
+        Preset(
+            "FP8_W8A16",
+            "w=e4m3fn/row",
+            "Weights only: what cards without FP8 tensor cores run.",
+            (("torchao", "Float8WeightOnlyConfig"), ("vLLM", "Marlin on Ampere")),
+        ),
+        Preset(
+            "W4A16",
+            "w=int4/1x128/ct",
+            "Four-bit weights in groups of 128, rounded to nearest: the smallest common deployment.",
+            (("llm-compressor", "W4A16"), ("Quark", "int4_wo_128")),
+        ),
+        Preset(
+            "NVFP4",
+            "w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4",
+            "Four bits, an E4M3 scale per 16 under one float32: Blackwell.",
+            (("llm-compressor", "NVFP4"), ("Transformer Engine", "NVFP4BlockScaling")),
         ),
         *(Preset(*fields, everyday=False) for fields in _RARER),
     )

@@ -1,11 +1,12 @@
 """The answer to a page's question, in words with numbers. Plain values in, Markdown out; no streamlit."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fp8dash.choose.records import Window
-from fp8dash.metrics import shown, three
-from fp8dash.report import Comparison, Standing, Verdict
-from fp8dash.stats import paired_difference
+from fp8dash.metrics import METRICS, shown, signed, three
+from fp8dash.report import Comparison, Standing, Verdict, interval
+from fp8dash.stats import SPEED_TIE, paired_difference
 from fp8dash.ui.words import listed, plain
 
 SAID = {  # metric: what one run does, what several do, the number
@@ -19,6 +20,108 @@ PARTS = {
     "w": "weights", "a": "activations", "kv": "KV cache", "attn": "attention", "also": "also cast", "skip": "left out",
 }  # fmt: skip
 CLOSE = 0.05  # nats: an ln PPL that grew more than this is seen by readers
+NAMED = 4  # recipes that a sentence names, at most
+MEASURED, PREDICTED = "measured", "predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much quality may go: one metric and the most of it, in nats."""
+
+    metric: str = "kld"
+    limit: float = CLOSE
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a recipe's GEMMs are on the target, as a multiple of BF16, and how that is known."""
+
+    times: float
+    how: str  # MEASURED or PREDICTED
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to ship, or nothing that fits; and why each of the others lost."""
+
+    best: Standing | None
+    speed: Speed | None
+    lost: tuple[tuple[Standing, str], ...]
+
+
+def choose(rows: Sequence[Standing], budget: Budget, speeds: Mapping[str, Speed], tied: Sequence[str] = ()) -> Answer:
+    """The fastest within the budget, or where no speed is known the smallest; within 5 % of it, the lowest KLD.
+
+    `speeds` are by run, on the target; the KLDs of `tied` runs, the best among them, cannot be told apart.
+    """
+    ranked = candidates(rows)
+    within = [row for row in ranked if _spent(row, budget) <= budget.limit]
+    timed = [row for row in within if row.run in speeds]
+    pool = timed or within
+    best = min(_nearest(pool, speeds), key=lambda row: row.kld or 0.0, default=None)
+    lost = tuple((row, _why(row, best, budget, speeds, tied)) for row in ranked if row is not best)
+    return Answer(best, speeds.get(best.run) if best else None, lost)
+
+
+def _nearest(rows: Sequence[Standing], speeds: Mapping[str, Speed]) -> list[Standing]:
+    """The fastest and what is within 5 % of it; where nothing is timed, the same by size."""
+    timed = [row for row in rows if row.run in speeds]
+    if timed:
+        top = max(speeds[row.run].times for row in timed)
+        return [row for row in timed if speeds[row.run].times >= top / (1 + SPEED_TIE)]
+    sizes = [row.model_bytes for row in rows if row.model_bytes is not None]
+    return [row for row in rows if not sizes or (row.model_bytes or 0) <= min(sizes) * (1 + SPEED_TIE)]
+
+
+def _spent(row: Standing, budget: Budget) -> float:
+    value: float | None = getattr(row, budget.metric)
+    return float("inf") if value is None else value
+
+
+def _why(row: Standing, best: Standing | None, budget: Budget, speeds: Mapping[str, Speed], tied: Sequence[str]) -> str:
+    """Why a row is not the answer, in one sentence."""
+    metric = METRICS[budget.metric]
+    if _spent(row, budget) > budget.limit:
+        value = getattr(row, budget.metric)
+        given = f"{shown(metric, value)} nats" if value is not None else "not measured"
+        return f"over the budget: {metric.title} {given}, at most {three(budget.limit)}"
+    if best is None:
+        return ""
+    ours, theirs = speeds.get(row.run), speeds.get(best.run)
+    if theirs and not ours:
+        return "no speed is known for it on this target"
+    if ours and theirs and ours.times * (1 + SPEED_TIE) < theirs.times:
+        return f"slower: {ours.times:.2f}× BF16, not {theirs.times:.2f}×"
+    if not theirs and (row.model_bytes or 0) > (best.model_bytes or 0) * (1 + SPEED_TIE):
+        return f"larger: {shown(METRICS['model_bytes'], row.model_bytes)} MB"
+    near = "as fast within 5 %" if theirs else "as small within 5 %"
+    same = ", which windows this few cannot tell apart" if {row.run, best.run} <= set(tied) else ""
+    return f"{near}, but KLD {three(row.kld)} nats, not {three(best.kld)}{same}"
+
+
+def shipping(answer: Answer, budget: Budget, model: str, target: str) -> str:
+    """The answer in one line."""
+    best = answer.best
+    if best is None:
+        return f"No recipe keeps {METRICS[budget.metric].title} of {plain(model)} within {three(budget.limit)} nats"
+    speed = f", {answer.speed.times:.2f}× BF16 {answer.speed.how}" if answer.speed else ", speed not known"
+    return f"Ship {plain(best.name)} on {plain(target)}: KLD {three(best.kld)} nats{speed}"
+
+
+def evidence(answer: Answer) -> str:
+    """The other numbers of the recipe to ship."""
+    best = answer.best
+    if best is None:
+        return "Raise the budget, or queue finer recipes: smaller tiles, or layers left out."
+    bounds = f" {plain(interval(best))}" if interval(best) else ", no interval from so few windows"
+    parts = [
+        f"Δ ln PPL {signed(best.ln_ppl_diff)}{bounds} nats" if best.ln_ppl_diff is not None else "",
+        f"needles {shown(METRICS['needle'], best.needle)}" if best.needle is not None else "no needle was looked for",
+        f"{shown(METRICS['model_bytes'], best.model_bytes)} MB" if best.model_bytes is not None else "",
+        f"{best.bits_per_weight:.2f} bits a weight" if best.bits_per_weight else "",
+    ]
+    how = "fastest within the budget" if answer.speed else "smallest within the budget, as no speed is known"
+    return f"{'; '.join(part for part in parts if part)}. It is the {how}; within 5 % of that, the lowest KLD."
 
 
 def candidates(rows: Sequence[Standing]) -> list[Standing]:
@@ -49,16 +152,16 @@ def headline(rows: Sequence[Standing], tied: Sequence[str]) -> str:
     if not ranked:
         return "No cast recipe is measured here yet"
     best = ranked[0]
-    others = [plain(row.name) for row in ranked if row.run in tied]
+    others = [row.name for row in ranked if row.run in tied]
     lead = f"{plain(best.name)} loses least to BF16"
     if others:
-        lead = f"{listed([plain(best.name), *others])} lose least to BF16 and cannot be told apart"
+        lead = f"{_some([best.name, *others])} lose least to BF16 and cannot be told apart"
     bits = f" at {best.bits_per_weight:.2f} bits per weight" if best.bits_per_weight else ""
     return f"{lead}: KLD {three(best.kld)} nats{bits}"
 
 
 def reasons(rows: Sequence[Standing], tied: Sequence[str]) -> str:
-    """What else one would be told: the next, the fastest, the ones to avoid."""
+    """What else one would be told: the next, what is missing, the ones to avoid."""
     ranked = candidates(rows)
     if not ranked:
         return ""
@@ -71,19 +174,17 @@ def reasons(rows: Sequence[Standing], tied: Sequence[str]) -> str:
             "beyond the paired 95 % interval."
         )
     avoid = [row for row in ranked if (row.ln_ppl_diff or 0) > CLOSE and (row.ln_ppl_diff_low or 0) > 0]
-    timed = [row for row in ranked if row.gemm_speedup is not None and row not in avoid]
-    if timed:
-        fast = max(timed, key=lambda row: row.gemm_speedup or 0.0)
-        said.append(
-            f"Fastest GEMMs among those worth shipping: {plain(fast.name)}, {fast.gemm_speedup:.2f}× BF16 at KLD "
-            f"{three(fast.kld)} nats" + (", so none beats BF16 here." if (fast.gemm_speedup or 0) < 1 else ".")
-        )
-    else:
+    if all(row.gemm_speedup is None for row in ranked):
         said.append("No native kernel was timed here: sizes and quality are exact, speeds are missing.")
     if avoid:
-        names = listed([plain(row.name) for row in avoid])
-        said.append(f"Avoid {names}: ln PPL grows by more than {CLOSE} nats.")
+        said.append(f"Avoid {_some([row.name for row in avoid])}: ln PPL grows by more than {CLOSE} nats.")
     return " ".join(said)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names as people say them, the first few."""
+    known = [plain(name) for name in dict.fromkeys(names)]
+    return listed(known if len(known) <= NAMED + 1 else [*known[:NAMED], f"{len(known) - NAMED} more"])
 
 
 def verdict(found: Comparison, contest: Comparison | None, metrics: Sequence[str]) -> str:

@@ -4,9 +4,11 @@ One encoding everywhere: colour = tile (Okabe-Ito), symbol = format, filled = na
 baseline.
 """
 
+import csv
+import io
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,17 @@ INKS = {False: "#2b3b43", True: "#d3dee1"}  # text on light and on dark
 LABELLED = 8  # points that are named directly, at most
 LABEL_PIXELS, PLOT_PIXELS = 17, 280  # a label's line, and the plot's height without its margins
 SIDE_BY_SIDE = 2  # runs; more GEMM bars get a line of their own for each M
-CONFIG = {"displayModeBar": False, "displaylogo": False, "scrollZoom": False}
+CAMERA = 34  # pixels that the toolbar's button takes at the top right
+IMAGES = ("svg", "png")  # what the camera of a figure's toolbar saves
+
+
+def config(key: str, image: str) -> dict[str, Any]:
+    """Plotly's toolbar: one button, which saves the figure as an image; nothing is sent anywhere."""
+    saved = {"format": image, "filename": f"fp8dash-{key.replace('_', '-')}", "scale": 2}
+    return {
+        "displaylogo": False, "scrollZoom": False, "displayModeBar": True, "modeBarButtons": [["toImage"]],
+        "toImageButtonOptions": saved,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +83,12 @@ def quality_scatter(
     *,
     front: Collection[str],
     intervals: Mapping[str, tuple[float, float]],
+    predicted: Collection[str] = (),
 ) -> go.Figure:
-    """KLD on a log axis against a second metric, the Pareto front drawn through, the baseline as a grey line."""
+    """KLD on a log axis against a second metric, the Pareto front drawn through, the baseline as a grey line.
+
+    A point's custom data is its run. Points whose second number is `predicted` are hollow, as emulated ones are.
+    """
     figure = go.Figure()
     points = [row for row in rows if _drawable(row, x)]
     best = sorted((row for row in points if row.run in front), key=lambda row: _x(row, x))
@@ -80,8 +96,11 @@ def quality_scatter(
         x=[_x(row, x) for row in best], y=[row.kld for row in best], mode="lines", name="Pareto front",
         line={"color": GREY, "width": 1.5, "dash": "dot"}, hoverinfo="skip",
     )  # fmt: skip
+    alike: dict[Look, list[Standing]] = {}
     for row in points:
-        figure.add_trace(_point(row, x, intervals.get(row.run)))
+        alike.setdefault(look(row.recipe, "predicted" if row.run in predicted else row.backend), []).append(row)
+    for drawn, some in alike.items():
+        figure.add_trace(_points(drawn, some, x, intervals))
     _legend(figure, points)
     _baseline_line(figure, rows, points, x)
     if points and len(points) <= LABELLED:
@@ -226,6 +245,18 @@ def inked(figure: go.Figure, *, dark: bool) -> go.Figure:
     return figure
 
 
+def data_csv(figure: go.Figure) -> str:
+    """What a figure draws, one line a mark: series, x, y, the number in a cell, and the ends of its interval."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    titles = (_axis_title(figure.layout.xaxis) or "x", _axis_title(figure.layout.yaxis) or "y")
+    writer.writerow(["series", *titles, "value", "low", "high"])
+    for trace in figure.data:
+        marks = _cells(trace) if trace.type == "heatmap" else _marks(trace)
+        writer.writerows([_cell(value) for value in mark] for mark in marks)
+    return out.getvalue()
+
+
 def share_text(value: float) -> str:
     """A share in a cell.
 
@@ -256,41 +287,74 @@ def _x(row: Standing, x: Metric) -> float:
     return float(getattr(row, x.name)) / x.per
 
 
-def _point(row: Standing, x: Metric, spread: tuple[float, float] | None) -> go.Scatter:
-    drawn = look(row.recipe, row.backend)
-    kld = row.kld or 0.0
+def _points(
+    drawn: Look, rows: Sequence[Standing], x: Metric, intervals: Mapping[str, tuple[float, float]]
+) -> go.Scatter:
+    """The runs of one look: a trace each would make a figure of hundreds slow."""
+    klds, spreads = [row.kld or 0.0 for row in rows], [intervals.get(row.run) for row in rows]
+    known = [spread or (kld, kld) for kld, spread in zip(klds, spreads, strict=True)]
+    bars: dict[str, object] = {"visible": False}
+    if any(spreads):
+        lows, highs = zip(*known, strict=True)
+        downs, ups = ([abs(end - kld) for end, kld in zip(ends, klds, strict=True)] for ends in (lows, highs))
+        bars = {"array": ups, "arrayminus": downs, "thickness": 1.2, "width": 4}
+    return go.Scatter(
+        x=[_x(row, x) for row in rows], y=klds, mode="markers", showlegend=False,
+        customdata=[row.run for row in rows], ids=[row.name for row in rows], error_y=bars,
+        text=[_provenance(row, spread) for row, spread in zip(rows, spreads, strict=True)],
+        hovertemplate="%{text}<extra></extra>",
+        marker={"symbol": drawn.symbol, "size": 13, "color": drawn.colour,
+                "line": {"width": 2.5 if "open" in drawn.symbol else 1}},
+    )  # fmt: skip
+
+
+def _provenance(row: Standing, spread: tuple[float, float] | None) -> str:
+    """What the pointer is told: recipe, values with the interval, and where they come from."""
     said = [
         f"{heading(METRICS[m])} {shown(METRICS[m], getattr(row, m))}"
         for m in ("kld", "gemm_speedup", "bits_per_weight")
     ]
-    said.insert(
-        1, f"95 % interval [{three(spread[0])}, {three(spread[1])}]" if spread else "no interval: too few windows"
-    )
-    hover = "<br>".join(
-        [f"<b>{_html(row.name)}</b>", _html(row.recipe), *said, f"{row.backend} on {_html(str(row.device))}"]
-    )
-    return go.Scatter(
-        x=[_x(row, x)],
-        y=[kld],
-        mode="markers",
-        showlegend=False,
-        customdata=[row.run],
-        name=_html(row.name),
-        marker={
-            "symbol": drawn.symbol,
-            "size": 13,
-            "color": drawn.colour,
-            "line": {"width": 2.5 if "open" in drawn.symbol else 1},
-        },
-        error_y=_error(kld, *spread) if spread else None,
-        hovertemplate=hover + "<extra></extra>",
-    )
+    bounds = f"95 % interval [{three(spread[0])}, {three(spread[1])}]" if spread else "no interval: too few windows"
+    said.insert(1, bounds)
+    source = [f"{row.backend} on {_html(str(row.device))}", f"run {row.run} of {_html(row.owner)}, {row.created[:10]}"]
+    return "<br>".join([f"<b>{_html(row.name)}</b>", _html(row.recipe), *said, *source, "click: open the run"])
 
 
 def _error(mean: float, low: float | None, high: float | None) -> dict[str, object]:
     if low is None or high is None:
         return {"visible": False}
     return {"array": [high - mean], "arrayminus": [mean - low], "thickness": 1.2, "width": 4}
+
+
+def _cells(trace: Any) -> Iterator[tuple[Any, ...]]:
+    for y, row in zip(trace.y, trace.z, strict=True):
+        for x, z in zip(trace.x, row, strict=True):
+            yield trace.name or "", x, y, z, None, None
+
+
+def _marks(trace: Any) -> Iterator[tuple[Any, ...]]:
+    for i, (x, y) in enumerate(zip(*(axis if axis is not None else () for axis in (trace.x, trace.y)), strict=True)):
+        if x is not None:
+            yield trace.ids[i] if trace.ids is not None else trace.name or "", x, y, None, *_ends(trace, i, y)
+
+
+def _ends(trace: Any, i: int, y: Any) -> tuple[float | None, float | None]:
+    bars = getattr(trace, "error_y", None)
+    if not bars or bars.array is None or i >= len(bars.array):
+        return None, None
+    return y - bars.arrayminus[i], y + bars.array[i]
+
+
+def _axis_title(axis: Any) -> str:
+    return str(axis.title.text or "") if axis.title else ""
+
+
+def _cell(value: Any) -> Any:
+    """A number in full; text without tags, and never a formula."""
+    if value is None or isinstance(value, (int, float)):
+        return value
+    text = re.sub(r"<[^>]*>", " ", str(value))
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _legend(figure: go.Figure, points: Sequence[Standing]) -> None:
@@ -345,6 +409,7 @@ def _baseline_line(figure: go.Figure, rows: Sequence[Standing], points: Sequence
             text=f"BF16: {three(at)} →",
             showarrow=False,
             xanchor="right",
+            xshift=-CAMERA,
             yanchor="bottom",
         )
 
@@ -412,7 +477,7 @@ def _apart(heights: Sequence[float]) -> list[float]:
 
 
 def _better(figure: go.Figure, *, right: bool) -> None:
-    corner = {"x": 1.0, "xanchor": "right"} if right else {"x": 0.0, "xanchor": "left"}
+    corner = {"x": 1.0, "xanchor": "right", "xshift": -CAMERA} if right else {"x": 0.0, "xanchor": "left"}
     text = "better ↘" if right else "↙ better"
     figure.add_annotation(
         y=1.0, yref="paper", xref="paper", yanchor="bottom", text=text, showarrow=False, font={"color": GREY}, **corner

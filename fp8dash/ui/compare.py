@@ -1,10 +1,12 @@
 """Two to six runs side by side: the verdict in words, every metric with its better side, and the figures behind it."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
 
+from db.standings import BASELINE_BACKEND, Choice
 from db.store import FINISHED
 from fp8dash import report
 from fp8dash.choose.recipe import Recipe, parse_recipe
@@ -14,10 +16,11 @@ from fp8dash.report import Comparison, Standing, Verdict, interval
 from fp8dash.task_report import TaskDifference, TaskLine, TaskScore, task_lines
 from fp8dash.ui import charts
 from fp8dash.ui.answer import difference, verdict
-from fp8dash.ui.frame import Frame, draw, glyph, query_ids
+from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
 from fp8dash.ui.words import moment, plain
 
 FEWEST, MOST = 2, 6
+OFFERED = 100  # runs to pick from
 NOTHING = "These runs share no measured number to compare"
 
 
@@ -54,23 +57,25 @@ def page(frame: Frame) -> None:
 def _chosen(frame: Frame) -> list[str]:
     """The runs of the link, changed by the picker."""
     linked = query_ids("runs")
-    rows = {row.run: row for row in report.standings(frame.store)}
-    if linked and (other := [run for run in linked if run not in rows]):
-        rows |= {
-            row.run: row
-            for row in report.standings(frame.store, states=("failed", "cancelled", "running", "queued"), ids=other)
-        }
+    search = st.text_input(
+        "Find runs", key="find", bind="query-params", placeholder="recipe, model, study, owner or run", width=280
+    )
+    newest = frame.store.runs(states=(FINISHED,), search=search or "", limit=OFFERED)
+    rows = {run.id: run for run in (*frame.store.runs(ids=linked), *newest)}
     if missing := [run for run in linked if run not in rows]:
         raise InvalidChoice(
             f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
         )
     titles = {
-        run: f"{row.name} · {row.device or 'no device'} · {row.owner} · {moment(row.created)} · {run[:6]}"
+        run: " · ".join(
+            (row.preset or row.recipe, row.device or "no device", row.owner, moment(row.created_at), run[:6])
+        )
         for run, row in rows.items()
     }
     picked = st.multiselect(
         "Runs", list(rows), default=linked[:MOST], format_func=titles.__getitem__, max_selections=MOST,
         key=f"compare_runs_{','.join(linked)}", placeholder="two to six runs",
+        help=f"Offered are the {OFFERED} newest that the search finds.",
     )  # fmt: skip
     if picked != linked[:MOST]:
         st.query_params["runs"] = ",".join(picked)
@@ -118,6 +123,7 @@ def _metrics(found: Comparison, contest: Comparison | None, names: dict[str, str
         )
     st.header("Every metric", anchor=False)
     st.markdown("\n".join(lines))
+    metric_help()
     st.caption(
         "Bold is better. Tied: the paired 95 % interval over windows contains zero, needles differ by chance alone "
         "(McNemar), or speeds are within 5 %."
@@ -225,13 +231,10 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
 
 def _baseline(frame: Frame, rows: Sequence[Standing]) -> Standing | None:
     """The newest baseline that may be compared with these runs."""
-    groups = {row.group for row in rows}
-    found = [
-        row
-        for row in report.standings(frame.store)
-        if row.is_baseline and row.group in groups and row.needle is not None
-    ]
-    return max(found, key=lambda row: row.created, default=None)
+    groups = tuple({row.group for row in rows})
+    choice = Choice((FINISHED,), groups=groups, backends=(BASELINE_BACKEND,), sort="finished", order="descending")
+    found = frame.store.standings(dataclasses.replace(choice, limit=OFFERED))
+    return next((row for row in found if row.needle is not None), None)
 
 
 def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:

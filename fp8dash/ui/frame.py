@@ -13,7 +13,9 @@ import streamlit as st
 from db.store import Store, Worker
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER
 from fp8dash.errors import Fp8dashError
+from fp8dash.metrics import METRICS, heading
 from fp8dash.ui import charts
 from fp8dash.ui.glyph import glyph_width, recipe_glyph
 from fp8dash.ui.words import many, plain
@@ -37,6 +39,8 @@ DARK = """<style>
 [data-testid="stMultiSelect"] span[title], [data-testid="stMultiSelect"] span[title] ~ *
 {color: #06201e !important;}
 </style>"""  # Streamlit writes white on the accent, which is light on a dark page
+
+BETTER = {LOWER: "Lower is better.", HIGHER: "Higher is better.", NEITHER: "Neither way is better."}
 
 P = ParamSpec("P")
 
@@ -92,8 +96,54 @@ def say_error(error: Exception) -> None:
 
 
 def draw(figure: Any, *, key: str, alt: str) -> None:
-    """A figure, its text in the theme's ink."""
-    st.plotly_chart(charts.inked(figure, dark=is_dark()), key=key, config=charts.CONFIG, alt=alt)
+    """A figure, its text in the theme's ink, and ways to take it along."""
+    st.plotly_chart(_inked(figure), key=key, config=charts.config(key, _image()), alt=alt)
+    _take_along(figure, key)
+
+
+def draw_points(figure: Any, *, key: str, alt: str) -> list[str]:
+    """A figure whose points can be clicked: the custom data of the chosen ones."""
+    event = st.plotly_chart(
+        _inked(figure), key=key, config=charts.config(key, _image()), alt=alt, on_select="rerun",
+        selection_mode="points",
+    )  # fmt: skip
+    _take_along(figure, key)
+    chosen = [point.get("customdata") for point in event["selection"]["points"]]
+    return [str(run[0] if isinstance(run, (list, tuple)) else run) for run in chosen if run]
+
+
+def _inked(figure: Any) -> Any:
+    return charts.inked(figure, dark=is_dark())
+
+
+def _image() -> str:
+    """What a figure's camera saves, from the address."""
+    asked = st.query_params.get("image", "")
+    return asked if asked in charts.IMAGES else charts.IMAGES[0]
+
+
+def _take_along(figure: Any, key: str) -> None:
+    with st.popover("Save figure", type="tertiary", key=f"{key}_save"):
+        st.download_button(
+            "Its numbers, CSV", lambda: charts.data_csv(figure), f"fp8dash-{key.replace('_', '-')}.csv", "text/csv",
+            key=f"{key}_csv", on_click="ignore",
+        )  # fmt: skip
+        image = st.segmented_control(
+            "As an image: the camera at the figure’s top right saves", charts.IMAGES, default=_image(), required=True,
+            format_func=str.upper, key=f"{key}_image",
+        )  # fmt: skip
+    if image != _image():
+        st.query_params["image"] = str(image)
+        st.rerun()
+
+
+def metric_help() -> None:
+    """What each metric is, its unit and which way is better; one click away wherever metrics are shown."""
+    with st.popover("What the numbers mean", type="tertiary"):
+        st.markdown(
+            "\n".join(f"- **{heading(m)}**: {m.help} {BETTER[m.better]}" for m in METRICS.values())
+            + "\n\nNumbers of unlike model, corpus, windows, method, device or backend are never ranked together."
+        )
 
 
 def glyph(recipe: Recipe) -> None:

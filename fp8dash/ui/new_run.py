@@ -189,7 +189,7 @@ def _cards(chosen: set[str], key: Names) -> list[Recipe]:
     rarer = [name for name, preset in PRESETS.items() if not preset.everyday]
     more = st.multiselect(
         "More presets", rarer, [name for name in rarer if name in chosen], key=key("rarer"),
-        format_func=lambda name: f"{name} · {PRESETS[name].summary}", placeholder="other rules, FP6, FP4, INT4 …",
+        format_func=lambda name: f"{name} · {PRESETS[name].summary}", placeholder="other rules, MXFP4, FP6 …",
     )  # fmt: skip
     return picked + [PRESETS[name].recipe for name in more]
 
@@ -475,7 +475,7 @@ def _advice(recipes: Sequence[Recipe], shape: ModelShape | None, request: Reques
     about: dict[Advice, list[str]] = {}
     device = devices[0] if devices else None
     for recipe in recipes:
-        for remark in advise(recipe, shape, device):
+        for remark in advise(recipe, shape, device, request.backend):
             about.setdefault(remark, []).append(preset_of(recipe) or "Custom")
     for remark in advise_request(request, shape):
         about.setdefault(remark, [])

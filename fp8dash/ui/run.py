@@ -5,6 +5,7 @@ import math
 import pandas as pd
 import streamlit as st
 
+from db.standings import NOTE_LENGTH, Choice
 from db.store import FINISHED, Run
 from fp8dash.choose.deploy import CHECKPOINT, deployments
 from fp8dash.choose.recipe import parse_recipe
@@ -12,7 +13,7 @@ from fp8dash.choose.records import Artefact, Layer, Measurement
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.task_report import PREFIX, TaskLine, task_lines
 from fp8dash.ui import charts
-from fp8dash.ui.frame import Frame, draw, guarded, zone
+from fp8dash.ui.frame import Frame, draw, guarded, metric_help, zone
 from fp8dash.ui.stages import progress
 from fp8dash.ui.words import lasted, moment, plain, setting, short
 
@@ -50,6 +51,7 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
+    _note(frame, run.id)
     _numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
     if made := [m for m in numbers if m.label and m.name in BY_PLACE]:
         _scales(made)
@@ -95,8 +97,30 @@ def _live(frame: Frame, run_id: str, state: str) -> None:
         st.error(plain(run.error))
 
 
+def _note(frame: Frame, run_id: str) -> None:
+    """What people noted about the run, and whether it is kept in sight."""
+    (row,) = frame.store.standings(Choice(ids=(run_id,)))
+    if row.note:
+        st.info(plain(row.note))
+        st.caption(f"{plain(row.note_by)}, {moment(row.note_at, zone())}")
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.toggle("Pinned", row.pinned, key="run_pinned", on_change=_pin, args=(frame, run_id),
+                  help="Pinned runs bear a star on the leaderboard, for everyone.")  # fmt: skip
+        with st.popover("Edit the note" if row.note else "Add a note", type="tertiary"):
+            note = st.text_area("Note", row.note, max_chars=NOTE_LENGTH, key=f"run_note_{row.note_at}")
+            owner = st.text_input("By", key="owner", bind="query-params", max_chars=60, placeholder="your name")
+            if st.button("Save", key="run_note_save"):
+                frame.store.annotate(run_id, note or "", owner or "")
+                st.rerun()
+
+
+def _pin(frame: Frame, run_id: str) -> None:
+    (frame.store.pin if st.session_state["run_pinned"] else frame.store.unpin)(run_id)
+
+
 def _numbers(numbers: list[Measurement]) -> None:
     st.header("Measurements", anchor=False)
+    metric_help()
     if not numbers:
         st.info("Nothing is measured yet: the stages above say how far the run is.")
         return

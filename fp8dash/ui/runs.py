@@ -1,4 +1,4 @@
-"""All runs, live: how far each is, why one failed, cancel, retry and run again. `?run=` opens one."""
+"""All runs, live: how far each is, why one failed, cancel, retry and run again. `?run=` opens one, `?log=` its log."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from fp8dash.ui.frame import Frame, glyph, guarded, query_ids, say_error, worker
 from fp8dash.ui.stages import BADGES, progress
 from fp8dash.ui.words import listed, many, moment, plain
 
-PAGE = 25  # runs shown before "Show more"
+PAGE = 25  # runs
 LOG_LINES = 60
 LIVE, IDLE = 1.0, 4.0  # seconds between two looks at the runs
 
@@ -32,13 +32,18 @@ def page(frame: Frame) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         state = st.pills("State", STATES, key="state", bind="query-params")
         search = st.text_input(
-            "Search", key="find", bind="query-params", placeholder="recipe, model, study or owner", width=280
+            "Search", key="find", bind="query-params", placeholder="recipe, model, study, owner or run", width=280
         )
-    limit = int(st.session_state.get("runs_limit", PAGE))
     active = counts[QUEUED] + counts[RUNNING] > 0
     with head.container():
         st.title(_headline(counts), anchor=False)
-    st.fragment(guarded(_list), run_every=LIVE if active else IDLE)(frame, state, (search or "").lower(), limit, active)
+    found = frame.store.count(states=[state] if state else STATES, search=search or "")
+    listed = st.container()
+    pages = -(-found // PAGE)
+    number = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    with listed:
+        live = st.fragment(guarded(_list), run_every=LIVE if active else IDLE)
+        live(frame, state, search or "", number, counts)
 
 
 def _headline(counts: dict[str, int]) -> str:
@@ -48,15 +53,14 @@ def _headline(counts: dict[str, int]) -> str:
     return f"{many(sum(counts.values()), 'run')}: {listed(said)}"
 
 
-def _list(frame: Frame, state: str | None, search: str, limit: int, active: bool) -> None:
-    counts = frame.store.counts()
-    if active != (counts[QUEUED] + counts[RUNNING] > 0):
-        st.rerun()  # the headline and the pace are the page's
-    runs = [run for run in frame.store.runs(states=[state] if state else STATES) if _found(run, search)]
-    if not runs:
+def _list(frame: Frame, state: str | None, search: str, number: int, counts: dict[str, int]) -> None:
+    if counts != frame.store.counts():
+        st.rerun()  # the headline, the pace and the count of pages are the page's
+    states = [state] if state else STATES
+    shown = frame.store.runs(states=states, search=search, limit=PAGE, offset=(number - 1) * PAGE)
+    if not shown:
         st.info("No run here. Queue one on the page “New run”, or clear the state and the search.")
         return
-    shown = runs[:limit]
     stages = frame.store.stages([run.id for run in shown])
     for study in _studies(shown):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -64,9 +68,6 @@ def _list(frame: Frame, state: str | None, search: str, limit: int, active: bool
             st.caption(f"{plain(study[0].owner)}, {moment(study[0].created_at, zone())}", width="content")
         for run in study:
             _card(frame, run, stages[run.id])
-    if len(runs) > limit and st.button(f"Show more ({len(runs) - limit} older)", key="runs_more"):
-        st.session_state["runs_limit"] = limit + 4 * PAGE
-        st.rerun()
 
 
 def _studies(runs: Sequence[Run]) -> list[list[Run]]:
@@ -75,10 +76,6 @@ def _studies(runs: Sequence[Run]) -> list[list[Run]]:
     for run in runs:
         found.setdefault(run.study_id or run.id, []).append(run)
     return [sorted(study, key=lambda run: run.created_at) for study in found.values()]
-
-
-def _found(run: Run, search: str) -> bool:
-    return search.strip() in f"{run.preset or ''} {run.recipe} {run.model} {run.study} {run.owner} {run.id}".lower()
 
 
 def _card(frame: Frame, run: Run, stages: Sequence[Stage]) -> None:
@@ -97,7 +94,7 @@ def _card(frame: Frame, run: Run, stages: Sequence[Stage]) -> None:
             _doors(frame, run)
         if run.error:
             st.error(plain(run.error))
-        if st.session_state.get(f"runs_log_{run.id}"):
+        if run.id in query_ids("log"):
             st.code(frame.queue.log_tail(run.id, LOG_LINES) or "The log is empty so far.", language=None, height=260)
 
 
@@ -130,7 +127,18 @@ def _doors(frame: Frame, run: Run) -> None:
         if st.button("Again with changes", key=f"runs_again_{run.id}"):
             frame.go("new_run", **{"from": run.id})
         if run.state != QUEUED:
-            st.toggle("Log", key=f"runs_log_{run.id}")
+            st.toggle(
+                "Log", run.id in query_ids("log"), key=f"runs_log_{run.id}", on_change=_open_log, args=(run.id,)
+            )  # fmt: skip
+
+
+def _open_log(run_id: str) -> None:
+    """The open logs, in the address."""
+    others = [other for other in query_ids("log") if other != run_id]
+    if opened := [*others, run_id] if st.session_state[f"runs_log_{run_id}"] else others:
+        st.query_params["log"] = ",".join(opened)
+    else:
+        del st.query_params["log"]
 
 
 def _remember(key: str, value: bool) -> None:

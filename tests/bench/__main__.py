@@ -3,6 +3,7 @@
 recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward, same tokens
 usual_way_over_ours  lm-eval on baseline and compressed-tensors' fake-quantized model over that stage: see usual.py
 cast.<tile>.*        cast and back of 64 Mi elements beside the libraries people use: see casts.py
+page.<name>.ms_10k   median server time of a page on a board of 10,000 runs (ms_100k: 100,000); unit page.bare.ms
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
 """
 
@@ -21,6 +22,7 @@ from fp8dash.model.load import find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import cast_model
 from fp8dash.places import cache_dir
 from fp8dash.quant.cast import codes_of
+from tests.bench.board import pages
 from tests.bench.casts import cast_ratios
 from tests.bench.usual import usual_and_ours
 
@@ -35,6 +37,7 @@ def main() -> None:
     ratios: dict[str, float | str] = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
     ratios["usual_way_over_ours"] = _ratio(*usual_and_ours(), repeats=SLOW_REPEATS)
     ratios |= cast_ratios()
+    ratios |= pages()
     print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")
     for name, ratio in ratios.items():
         print(f"{name:<26}{ratio:>20}" if isinstance(ratio, str) else f"{name:<26}{ratio:>20.3f}")

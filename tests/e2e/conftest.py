@@ -42,14 +42,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(command: list[str], data: Path) -> Iterator[None]:
-    """A process of the product on a data folder, its output in a file beside it; ended with the block."""
+def process(command: list[str], data: Path) -> Iterator[int]:
+    """The id of a process of the product on a data folder, its output in a file beside it; ended with the block."""
     with (data / f"{command[2].split('.')[0]}.out").open("wb") as out:
         running = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | {"FP8DASH_DATA_DIR": str(data)}, stdout=out, stderr=subprocess.STDOUT
         )
         try:
-            yield
+            yield running.pid
         finally:
             running.terminate()
             try:
@@ -62,10 +62,17 @@ def process(command: list[str], data: Path) -> Iterator[None]:
 @contextmanager
 def web(data: Path) -> Iterator[str]:
     """The dashboard's address."""
+    with served(data) as (address, _):
+        yield address
+
+
+@contextmanager
+def served(data: Path) -> Iterator[tuple[str, int]]:
+    """The dashboard's address, and its process."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port)]
-    with process(command, data):
+    with process(command, data) as pid:
         until = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -75,7 +82,7 @@ def web(data: Path) -> Iterator[str]:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.3)
-        yield address
+        yield address, pid
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def _best(page: Page) -> list[str]:
     with page.expect_download() as download:
         page.get_by_role("button", name="Download CSV").click()
     with Path(download.value.path()).open(encoding="utf-8") as file:
-        return [row["run"] for row in csv.DictReader(file) if row["preset"] != "BF16" and row["kld"]][:3]
+        return [row["run"] for row in csv.DictReader(file) if row["preset"] != "BF16" and row["kld (nats)"]][:3]
 
 
 if __name__ == "__main__":
