@@ -127,17 +127,17 @@ def _doors(frame: Frame, run: Run) -> None:
         if st.button("Again with changes", key=f"runs_again_{run.id}"):
             frame.go("new_run", **{"from": run.id})
         if run.state != QUEUED:
-            st.toggle(
-                "Log", run.id in query_ids("log"), key=f"runs_log_{run.id}", on_change=_open_log, args=(run.id,)
-            )  # fmt: skip
+            st.session_state.setdefault(f"runs_log_{run.id}", run.id in query_ids("log"))
+            st.toggle("Log", key=f"runs_log_{run.id}", on_change=_open_log, args=(run.id,))
 
 
 def _open_log(run_id: str) -> None:
     """The open logs, in the address."""
     others = [other for other in query_ids("log") if other != run_id]
-    if opened := [*others, run_id] if st.session_state[f"runs_log_{run_id}"] else others:
+    opened = [*others, run_id] if st.session_state[f"runs_log_{run_id}"] else others
+    if opened:
         st.query_params["log"] = ",".join(opened)
-    else:
+    elif "log" in st.query_params:
         del st.query_params["log"]
 
 

@@ -75,7 +75,7 @@ def test_a_link_with_a_selection_restores_it_and_leads_to_the_comparison(
     with watched(browser) as (page, _):
         settled(page.goto(f"{address}/?runs={runs}") and page)
         page.get_by_role("button", name="Compare 2 runs").click()
-        expect(page.get_by_role("heading", level=1)).to_contain_text("MXFP8 loses least to BF16")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("MXFP8 loses least to BF16", timeout=30_000)
         page.wait_for_url(f"**/compare?runs={runs.replace(',', '%2C')}")
         address_of_screen = page.url
         title = page.get_by_role("heading", level=1).inner_text()
