@@ -28,7 +28,7 @@ ORDER = [
 ]
 OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
-    "plotly": ("fp8dash.ui.charts",),
+    "plotly": ("fp8dash.ui.charts", "fp8dash.ui.charts_formats", "fp8dash.ui.charts_planner"),
     "sqlalchemy": ("db", "jobs.queue"),
     "alembic": ("db",),
     "dbos": ("jobs.queue", "jobs.worker"),
