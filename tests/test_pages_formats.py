@@ -19,31 +19,32 @@ def test_a_tenth_is_told_in_e4m3_and_e5m2_with_its_errors():
 
 
 def test_a_clicked_bit_writes_the_code_and_says_its_class():
-    app = opened("formats", x="0x7E")
+    app = opened("formats", number="0x7E")
     assert app.metric[0].value == "448" and app.metric[0].label == "0x7E · normal"
     app.button("formats_bit_mantissa_7").click().run()
-    assert app.text_input("x").value == "0x7F"
+    assert app.text_input("number").value == "0x7F"
     assert app.title[0].value == plain("0x7F is NaN in E4M3FN")
     app.button("formats_bit_exponent_1").click().run()
-    assert app.text_input("x").value == "0x3F" and app.metric[0].value == "1.875"
+    assert app.text_input("number").value == "0x3F" and app.metric[0].value == "1.875"
 
 
 def test_a_byte_read_as_fnuz_is_worth_half():
-    assert opened("formats", x="0x7E", format="E4M3FNUZ").metric[0].value == "224"
+    assert opened("formats", number="0x7E", format="E4M3FNUZ").metric[0].value == "224"
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("x", ["-0.3", "nan", "-inf", "0", "3e38"])
 def test_every_format_shows_every_sort_of_number(name, x):
-    app = opened("formats", x=x, format=name.upper())
+    app = opened("formats", number=x, format=name.upper())
     assert not app.exception and not app.error
     assert len(app.button) == FORMATS[name].bits
 
 
 @pytest.mark.parametrize(
     ("view", "query"),
-    [("One number", {"x": "<b>"}), (CAST, {"n": "1 two"}), (CAST, {"n": "1 inf"}), (CAST, {"n": "1 " * 300}),
-     (CAST, {"tile": "0x3"}), (SCALES, {"amax": "-1"}), (SCALES, {"amax": "1e40"}), ("One number", {"x": "0x1ff"})],
+    [("One number", {"number": "<b>"}), ("One number", {"number": "0x1ff"}), (CAST, {"numbers": "1 two"}),
+     (CAST, {"numbers": "1 inf"}), (CAST, {"numbers": "1 " * 300}), (CAST, {"tile": "0x3"}), (SCALES, {"amax": "-1"}),
+     (SCALES, {"amax": "1e40"})],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence(view, query):
     app = opened("formats", view=view, **query)
@@ -52,7 +53,7 @@ def test_what_cannot_be_is_one_sentence(view, query):
 
 
 def test_numbers_are_cast_by_the_tile_rule_and_format_of_the_link():
-    app = opened("formats", view=CAST, n="1 2 3 100\n-4 5 6 7", f="INT8", tile="1x4", rule="float32")
+    app = opened("formats", view=CAST, numbers="1 2 3 100\n-4 5 6 7", f="INT8", tile="1x4", rule="float32")
     table = app.dataframe[0].value
     assert list(table["Code"][:4]) == ["0x01", "0x03", "0x04", "0x7F"]
     assert table["Scale"].nunique() == 2 and table["Becomes"][3] == pytest.approx(100)
@@ -61,7 +62,7 @@ def test_numbers_are_cast_by_the_tile_rule_and_format_of_the_link():
 
 
 def test_clipped_and_flushed_numbers_are_counted():
-    app = opened("formats", view=CAST, n="500 0.0001 0 1", f="E4M3FN", tile="tensor", rule="unit")
+    app = opened("formats", view=CAST, numbers="500 0.0001 0 1", f="E4M3FN", tile="tensor", rule="unit")
     assert "1 clipped and 1 flushed to zero of 4 numbers" in app.title[0].value
     assert list(app.dataframe[0].value["What happened"]) == ["clipped", "flushed to zero", "exact", "exact"]
 

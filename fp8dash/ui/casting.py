@@ -45,7 +45,7 @@ def cast_numbers() -> tuple[str, str]:
             help="  \n".join(f"`{name}`: {g.meaning}" for name, g in GUARDS.items()),
         )  # fmt: skip
     text = st.text_area(
-        "Numbers, a line a row", SAMPLE, key="n", bind="query-params", height=110,
+        "Numbers, a line a row", SAMPLE, key="numbers", bind="query-params", height=110,
         help=f"At most {MOST_NUMBERS} numbers, apart by spaces or commas. Short rows are filled up with zeros.",
     )  # fmt: skip
     x = _matrix(text or SAMPLE)

@@ -72,12 +72,12 @@ def page(frame: Frame) -> None:
 
 def one_number() -> tuple[str, str]:
     """A number or code in one format bit by bit, then in all of them."""
-    if "x" not in st.query_params and "x" not in st.session_state:
-        st.session_state["x"] = "0.1"
+    if "number" not in st.query_params and "number" not in st.session_state:
+        st.session_state["number"] = "0.1"
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input(
-            "Number or code", key="x", bind="query-params", width=220, help="0.1, 448, 1e-3, nan, or a code of the "
-            "format at the right: 0x7E, 0b01111110. A click on a bit writes the code here.",
+            "Number or code", key="number", bind="query-params", width=220, help="0.1, 448, 1e-3, nan, or a code of "
+            "the format at the right: 0x7E, 0b01111110. A click on a bit writes the code here.",
         )  # fmt: skip
         fmt = format_box("Format", "format", "e4m3fn")
     x, typed = read(text or "0.1", fmt)
@@ -151,7 +151,7 @@ def _field_caption(code: Code, field: str) -> str:
 
 
 def _write(text: str) -> None:
-    st.session_state["x"] = text
+    st.session_state["number"] = text
 
 
 def _in_all(x: float, chosen: Format) -> list[str]:

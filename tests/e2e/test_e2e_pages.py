@@ -41,6 +41,8 @@ PATHS = {
     "compare": "compare?runs={MXFP8},{INT8_TENSOR},{H200 FP8_TENSOR}",
     "empty_compare": "compare",
     "again": "new_run?from={running}",
+    "planner": "planner",
+    "roofline": "planner?figure=Roofline&model=DeepSeek-V3&gpus=8&recipes=FP8_BLOCK",
     "formats": "formats",
     "cast": "formats?view=Cast+a+few+numbers",
     "scale_rules": "formats?view=Scale+rules&amax=500",
@@ -122,11 +124,11 @@ def test_a_number_and_a_clicked_bit_live_in_the_address(address: str, browser: B
         settled(page)
         page.get_by_label("Number or code", exact=True).fill("448")
         page.get_by_label("Number or code", exact=True).press("Enter")
-        page.wait_for_url("**/formats?*x=448*")
+        page.wait_for_url("**/formats?*number=448*")
         expect(page.get_by_role("heading", level=1)).to_contain_text("448 becomes 448")
         settled(page)
         page.locator("[class*=st-key-formats_bit_mantissa_7] button").locator("visible=true").click()
-        page.wait_for_url("**/formats?*x=0x7F*")
+        page.wait_for_url("**/formats?*number=0x7F*")
         linked = page.url
     with watched(browser) as (page, _):
         page.goto(linked)
