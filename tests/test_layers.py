@@ -21,7 +21,7 @@ ORDER = [
     ["fp8dash.pipeline"],
     ["db"],
     ["jobs"],
-    ["fp8dash.report"],
+    ["fp8dash.report", "fp8dash.findings"],
     ["fp8dash.ui"],
     ["fp8dash.serve"],
     ["fp8dash.cli", "app"],

@@ -20,7 +20,7 @@ from fp8dash.ui.words import plain
 from tests.seed import HOSTILE, fill
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
-PAGES = ("leaderboard", "new_run", "runs", "compare", "planner", "formats")
+PAGES = ("leaderboard", "new_run", "runs", "compare", "planner", "formats", "guide")
 PATIENCE = 60  # seconds; a page takes one at most, a shared machine may stall
 
 

@@ -131,7 +131,7 @@ def _traffic() -> tuple[Traffic, float]:
         )
         reach = st.number_input(
             "Reached (% of the bound)", 1, 100, round(100 * REACH), 5, key="reach", bind="query-params", width=190,
-            help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 shows the bound itself.",
+            help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 is the bound.",
         )  # fmt: skip
     return Traffic(prompt, output, batch, float(price)), reach / 100
 

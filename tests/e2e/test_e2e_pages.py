@@ -43,6 +43,7 @@ PATHS = {
     "again": "new_run?from={running}",
     "planner": "planner",
     "roofline": "planner?figure=Roofline&model=DeepSeek-V3&gpus=8&recipes=FP8_BLOCK",
+    "guide": "guide",
     "formats": "formats",
     "cast": "formats?view=Cast+a+few+numbers",
     "scale_rules": "formats?view=Scale+rules&amax=500",
