@@ -100,3 +100,25 @@ def heading(metric: Metric) -> str:
     ('KLD (nats)', 'Size (MB)', 'Top-1')
     """
     return f"{metric.title} ({metric.unit})" if metric.unit not in ("", "share", "bits") else metric.title
+
+
+def exactly(value: float) -> str:
+    """All digits of a number, as people write it.
+
+    >>> exactly(0.1015625), exactly(-448.0), exactly(2.0**-16), exactly(57344.0), exactly(math.nan)
+    ('0.1015625', '−448', '1.52587890625×10⁻⁵', '57,344', 'NaN')
+    """
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    text = f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.12g}"
+    return powers(text).replace("-", "−")
+
+
+def as_power(value: float) -> str:
+    """A power of two as such, any other number by three digits.
+
+    >>> as_power(2.0**-9), as_power(0.134)
+    ('2⁻⁹', '0.134')
+    """
+    mantissa, exponent = math.frexp(value)
+    return "2" + str(exponent - 1).translate(RAISED) if mantissa == 0.5 else three(value)

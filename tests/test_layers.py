@@ -21,14 +21,14 @@ ORDER = [
     ["fp8dash.pipeline"],
     ["db"],
     ["jobs"],
-    ["fp8dash.report", "fp8dash.task_report"],
+    ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings"],
     ["fp8dash.ui"],
     ["fp8dash.serve"],
     ["fp8dash.cli", "app"],
 ]
 OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
-    "plotly": ("fp8dash.ui.charts",),
+    "plotly": ("fp8dash.ui.charts", "fp8dash.ui.charts_formats", "fp8dash.ui.charts_planner"),
     "sqlalchemy": ("db", "jobs.queue"),
     "alembic": ("db",),
     "dbos": ("jobs.queue", "jobs.worker"),

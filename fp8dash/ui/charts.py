@@ -578,3 +578,6 @@ def _dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60)
         legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0}, font={"size": 13},
     )  # fmt: skip
     return figure
+
+
+dressed = _dressed  # for the figures of charts_formats.py and charts_planner.py

@@ -41,6 +41,13 @@ PATHS = {
     "compare": "compare?runs={MXFP8},{INT8_TENSOR},{H200 FP8_TENSOR}",
     "empty_compare": "compare",
     "again": "new_run?from={running}",
+    "planner": "planner",
+    "roofline": "planner?figure=Roofline&model=DeepSeek-V3&gpus=8&recipes=FP8_BLOCK",
+    "guide": "guide",
+    "formats": "formats",
+    "cast": "formats?view=Cast+a+few+numbers",
+    "scale_rules": "formats?view=Scale+rules&amax=500",
+    "all_formats": "formats?view=All+formats",
 }
 
 
@@ -110,6 +117,23 @@ def test_the_downloaded_csv_has_the_rows_on_the_screen(address: str, browser: Br
     rows = list(csv.DictReader(io.StringIO((tmp_path / "got.csv").read_text("utf-8"))))
     assert len(rows) == 8
     assert {row["preset"]: float(row["kld (nats)"]) for row in rows}["MXFP8"] == 0.0172
+
+
+def test_a_number_and_a_clicked_bit_live_in_the_address(address: str, browser: Browser) -> None:
+    with watched(browser) as (page, _):
+        page.goto(f"{address}/formats")
+        settled(page)
+        page.get_by_label("Number or code", exact=True).fill("448")
+        page.get_by_label("Number or code", exact=True).press("Enter")
+        page.wait_for_url("**/formats?*number=448*")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("448 becomes 448")
+        settled(page)
+        page.locator("[class*=st-key-formats_bit_mantissa_7] button").locator("visible=true").click()
+        page.wait_for_url("**/formats?*number=0x7F*")
+        linked = page.url
+    with watched(browser) as (page, _):
+        page.goto(linked)
+        expect(page.get_by_role("heading", level=1)).to_have_text("0x7F is NaN in E4M3FN", timeout=30_000)
 
 
 def test_a_name_full_of_markup_is_shown_letter_for_letter(address: str, browser: Browser) -> None:

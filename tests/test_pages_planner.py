@@ -1,0 +1,93 @@
+"""The planner page without a browser: what it predicts, that it says so, and what cannot be planned."""
+
+import json
+import re
+
+import pytest
+
+from fp8dash.choose.accelerators import ACCELERATORS
+from fp8dash.choose.architecture import CONFIGS, KNOWN
+from fp8dash.choose.presets import recipe_from
+from fp8dash.choose.roofline import Plan
+from fp8dash.metrics import three
+from fp8dash.ui.planner import OFFERED, PASTED
+from fp8dash.ui.words import plain
+from tests.test_pages import folder, opened, said  # noqa: F401 - the fixture gives each test an installation
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+def test_the_answer_comes_first_and_is_a_prediction():
+    app = opened("planner")
+    plan = Plan(KNOWN["Llama-3.1-8B"], recipe_from("FP8_DYNAMIC"), ACCELERATORS["H200 SXM"])
+    speed = three(32 / plan.decode_s(32, 2048 + 128))
+    assert app.title[0].value == (
+        f"{plain('Llama-3.1-8B')} in {plain('FP8_DYNAMIC')} on one H200 SXM: {speed} tokens/s at batch 32, "
+        "1.41× BF16 (predicted)"
+    )
+    assert "390 requests of 2,304 tokens fit. GEMMs are memory bound below 232 tokens at once." in said(app)
+    assert [h.value for h in app.header if "predicted" not in h.value] == []
+
+
+def test_how_many_long_requests_fit_takes_four_choices():
+    app = opened("planner", prompt="32512", kv="E4M3FN")  # the model and the accelerator are the first offered
+    assert "54 requests of 32,768 tokens fit" in said(app)
+
+
+@pytest.mark.parametrize("model", KNOWN)
+@pytest.mark.parametrize("figure", ["Throughput by batch", "Requests by context", "Roofline"])
+def test_every_model_has_every_figure(model, figure):
+    app = opened("planner", model=model, gpus="8", recipes="FP8_BLOCK", figure=figure)
+    assert not app.exception and not app.error
+    assert app.title[0].value.startswith(plain(model))
+
+
+@pytest.mark.parametrize("gpu", ACCELERATORS)
+def test_every_accelerator_is_planned_for_with_its_source(gpu):
+    app = opened("planner", gpu=gpu, recipes="MXFP8")
+    assert not app.exception and not app.error
+    assert plain(ACCELERATORS[gpu].source) in said(app)
+
+
+@pytest.mark.parametrize("preset", OFFERED)
+def test_every_preset_can_be_planned(preset):
+    app = opened("planner", recipes=preset)
+    assert not app.exception and not app.error
+    assert plain(preset) in app.title[0].value
+
+
+def test_a_model_that_does_not_fit_is_said_with_what_would_hold_it():
+    app = opened("planner", model="Llama-3.1-405B")
+    assert "does not fit: 283 GB short" in app.title[0].value
+    assert "4 × H200 SXM hold it" in said(app)
+
+
+def test_a_recipe_can_be_typed_and_a_wrong_one_is_one_sentence():
+    assert "2\\.304" not in said(opened("planner", recipes="w=int8/row also=lm_head"))
+    app = opened("planner", recipes="w=e9m9/row")
+    assert len(app.error) == 1 and app.title[0].value == "This cannot be planned"
+
+
+def test_a_pasted_config_is_planned_and_a_wrong_one_is_one_sentence():
+    config = json.dumps(CONFIGS["Qwen3-8B"][0])
+    app = opened("planner", model=PASTED, config=config)
+    ours, named = (re.sub(r"^.*? in ", "", a.title[0].value) for a in (app, opened("planner", model="Qwen3-8B")))
+    assert ours == named
+    for text in ("{}", "nonsense", '{"model_type": "<b>"}', "[" * 9999):
+        app = opened("planner", model=PASTED, config=text)
+        assert len(app.error) == 1 and not app.exception
+
+
+def test_cards_without_fp8_say_that_they_multiply_in_bf16():
+    app = opened("planner", gpu="A100 SXM")
+    assert plain("in BF16: A100 SXM does not multiply FP8") in said(app)
+
+
+def test_the_price_is_of_all_devices_and_none_is_shown_without_one():
+    one, two = (cost(opened("planner", gpus=n, recipes="FP8_DYNAMIC")) for n in ("1", "2"))
+    assert one == pytest.approx(two, abs=0.01)  # twice the price and twice the speed
+    assert "A million" not in said(opened("planner", price="0"))
+
+
+def cost(app):
+    return float(re.search(r"A million output tokens cost \$(\d+\.\d+)", said(app))[1])
