@@ -8,7 +8,7 @@ import streamlit as st
 from db.store import FINISHED, Run
 from fp8dash.choose.records import Layer, Measurement
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
-from fp8dash.ui import charts
+from fp8dash.ui import charts, needles
 from fp8dash.ui.frame import Frame, draw, guarded, zone
 from fp8dash.ui.stages import progress
 from fp8dash.ui.words import lasted, moment, plain, setting, short
@@ -22,6 +22,18 @@ TITLES = {
     "weight_flushed": "Weights flushed to zero",
     "weight_clipped": "Weights clipped",
     "kv_bytes_per_token": "KV cache, bytes a token",
+    "kv_kld": "KV cache: KLD",
+    "kv_ppl": "KV cache: PPL",
+    "kv_baseline_ppl": "KV cache: baseline PPL",
+    "kv_ln_ppl_diff": "KV cache: Δ ln PPL",
+    "kv_top1": "KV cache: top-1",
+    "kv_scale_lowest": "KV cache: lowest scale",
+    "kv_scale_highest": "KV cache: highest scale",
+    "kv_scales_at_one": "KV cache: scales at 1.0",
+    "baseline_needle": "Baseline needle",
+    "needle_logprob": "Needle ln p",
+    "baseline_needle_logprob": "Baseline needle ln p",
+    "needle_logprob_diff": "Δ needle ln p",
 }
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
     "amax": "Largest", "rms": "RMS", "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)", "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
@@ -29,7 +41,7 @@ GRADIENTS = {  # what is measured of each layer's gradient, and how the screen c
     "clipped_e4m3fn": "Clipped in E4M3", "clipped_e5m2": "Clipped in E5M2",
 }  # fmt: skip
 FACTS = {"peak_rss_bytes": "Peak memory"}
-BOUNDS = ("ln_ppl_diff_low", "ln_ppl_diff_high")
+BOUNDS = ("_low", "_high")  # how the ends of a number's interval are named
 
 
 def page(frame: Frame, run_id: str) -> None:
@@ -45,6 +57,8 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
+    if any(m.name == "kv_scales_at_one" and m.value == 1.0 for m in numbers):
+        st.warning("Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format are clipped.")
     _numbers([m for m in numbers if not _is_gradient(m) or not m.label])
     layers = frame.store.layers([run_id])[run_id]
     if layers:
@@ -62,6 +76,7 @@ def page(frame: Frame, run_id: str) -> None:
         with right:
             st.header("Needles by length and depth", anchor=False)
             draw(charts.needle_maps({name: cells}), key="run_needle", alt="Needle scores")
+        needles.of_run(name, cells)
     _provenance(frame, run)
 
 
@@ -89,14 +104,14 @@ def _numbers(numbers: list[Measurement]) -> None:
     if not numbers:
         st.info("Nothing is measured yet: the stages above say how far the run is.")
         return
-    bounds = {m.name: m.value for m in numbers if m.name in BOUNDS}
-    listed = [m for m in numbers if m.name not in BOUNDS]
+    bounds = {(m.name, m.label): m.value for m in numbers if m.name.endswith(BOUNDS)}
+    listed = [m for m in numbers if not m.name.endswith(BOUNDS)]
     table = pd.DataFrame(
         {
             "What": [_title(m.name) for m in listed],
             "Of": [m.label for m in listed],
             "Value": [_value(m) for m in listed],
-            "95 % interval": [_bounds(bounds) if m.name == "ln_ppl_diff" else "" for m in listed],
+            "95 % interval": [_bounds(bounds, m) for m in listed],
             "Unit": ["MB" if m.name == "model_bytes" else m.unit.replace("x ", "× ") for m in listed],
             "Better": [m.better or DASH for m in listed],
             "Backend": [m.backend for m in listed],
@@ -115,8 +130,12 @@ def _numbers(numbers: list[Measurement]) -> None:
     st.dataframe(table, hide_index=True, key="run_numbers", height="content", column_config=config)
 
 
-def _bounds(values: dict[str, float | None]) -> str:
-    low, high = (values.get(name) for name in BOUNDS)
+def _bounds(values: dict[tuple[str, str], float | None], m: Measurement) -> str:
+    """The interval of a number that has one; a dash where its units are too few."""
+    ends = [(m.name + end, m.label) for end in BOUNDS]
+    if not all(end in values for end in ends):
+        return ""
+    low, high = (values[end] for end in ends)
     return DASH if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
