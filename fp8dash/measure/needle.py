@@ -138,36 +138,21 @@ def build_prompt(tokenizer: Any, grid: Grid, length: int, depth: int, repeat: in
     Further needles, of other keys or more values, lie at depths drawn at random. The haystack begins alike for all
     depths of a length and repeat. Raises CorpusError where not even the question fits.
     """
-    kind = grid.kind
-    draw = random.Random(f"{grid.seed}/{kind.name}/{length}/{repeat}/{depth}")
-    start = random.Random(f"{grid.seed}/{kind.name}/{length}/{repeat}").randrange(len(grid.haystack))
-    key, *others = draw.sample(KEYS, kind.keys)
-    needles = [(NEEDLE.format(what=kind.what, key=k, value=v), v) for k in (key, *others) for v in _values(draw, kind)]
-    joint = "\n" if grid.haystack == (NOISE,) else " "  # as RULER has it
-    places = [depth / 100, *(draw.random() for _ in needles[1:])]
-
-    def told(count: int) -> tuple[str, tuple[str, ...]]:
-        """The text of so many sentences, and the asked-for values in the order in which it holds them."""
-        lines: list[list[str]] = [[] for _ in range(count + 1)]
-        for (line, _), place in zip(needles, places, strict=True):
-            lines[round(count * place)].append(line)
-        hay = [grid.haystack[(start + i) % len(grid.haystack)] for i in range(count)]
-        text = joint.join(part for i in range(count + 1) for part in (*lines[i], *hay[i : i + 1]))
-        asked = [value for _, value in needles[: kind.values]]
-        return text, tuple(sorted(asked, key=text.index))
+    hidden = _hide(grid, length, depth, repeat)
 
     def written(count: int) -> str:
-        return _written(tokenizer, kind, told(count)[0], key, chat)
+        return _written(tokenizer, grid.kind, hidden.text(count), hidden.key, chat)
 
     count = _most_that_fit(lambda count: len(_encoded(tokenizer, written(count), chat)), length)
-    whole, expected = written(count), told(count)[1]
-    ids = _encoded(tokenizer, whole, chat)
-    if any(line not in tokenizer.decode(ids) for line, _ in needles):
+    ids = _encoded(tokenizer, written(count), chat)
+    read = tokenizer.decode(ids)
+    if any(line not in read for line in hidden.lines):
         raise CorpusError(
             f"The needle did not survive the tokenizer at {length} tokens: choose another model or haystack."
         )
-    answer, graded = _right_answer(tokenizer, whole, chat, ids, expected)
-    return Prompt(length, depth, repeat, kind, tuple(ids), expected, answer, graded)
+    expected = tuple(sorted(hidden.values, key=hidden.text(count).index))
+    answer, graded = _right_answer(tokenizer, written(count), chat, ids, expected)
+    return Prompt(length, depth, repeat, grid.kind, tuple(ids), expected, answer, graded)
 
 
 def answered(
@@ -211,7 +196,7 @@ def needle(
     backend: str,
     seed: int,
     frame: str,
-) -> Iterator[NeedleCell | Measurement]:  # fmt: skip
+) -> Iterator[NeedleCell | Measurement]:
     """A cell for each prompt, then both grades, the baseline's, and their difference with its paired interval.
 
     `frame` says what the prompts were framed by and hidden in, for the method.
@@ -259,6 +244,41 @@ def _cell(prompt: Prompt, answer: Answer, baseline: Answer) -> NeedleCell:
         ", ".join(prompt.expected), answer.text.strip(), prompt.kind.name, prompt.repeat, answer.logprob,
         share_found(prompt.expected, baseline.text), baseline.logprob, prompt.hash,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """Needles and where they lie, in a text that can be as long as is wanted."""
+
+    key: str  # asked for
+    values: tuple[str, ...]  # that must come back
+    lines: tuple[str, ...]  # a sentence each, distracting ones among them
+    places: tuple[float, ...]  # 0 to 1, of each line
+    haystack: tuple[str, ...]
+    joint: str
+
+    def text(self, count: int) -> str:
+        """So many sentences of the haystack, over and over, and the needles between them."""
+        parts = [self.haystack[i % len(self.haystack)] for i in range(count)]
+        order = sorted(zip(self.places, self.lines, strict=True), key=lambda pair: pair[0], reverse=True)
+        for place, line in order:  # from the end, so that each finds its sentences where they were
+            parts.insert(round(count * place), line)
+        return self.joint.join(parts)
+
+
+def _hide(grid: Grid, length: int, depth: int, repeat: int) -> _Hidden:
+    """The needles of one cell, drawn from the grid's seed; the first lies at the cell's depth."""
+    kind, seed = grid.kind, f"{grid.seed}/{grid.kind.name}/{length}/{repeat}"
+    draw, start = random.Random(f"{seed}/{depth}"), random.Random(seed).randrange(len(grid.haystack))
+    keys = draw.sample(KEYS, kind.keys)
+    values = [_values(draw, kind) for _ in keys]
+    lines = [
+        NEEDLE.format(what=kind.what, key=k, value=v) for k, found in zip(keys, values, strict=True) for v in found
+    ]
+    places = (depth / 100, *(draw.random() for _ in lines[1:]))
+    joint = "\n" if grid.haystack == (NOISE,) else " "  # as RULER has it
+    turned = (*grid.haystack[start:], *grid.haystack[:start])
+    return _Hidden(keys[0], tuple(values[0]), tuple(lines), places, turned, joint)
 
 
 def _values(draw: random.Random, kind: Kind) -> list[str]:
@@ -330,7 +350,7 @@ def _answer(tokenizer: Any, reader: Reader, prompt: Prompt, stops: frozenset[int
             break
         logits = reader.step(said[-1])
     if len(chances) < len(prompt.answer):
-        reader.back(shared_start(said[:-1], prompt.answer))  # the last token said was never read
+        reader.back(shared_start(said, prompt.answer))
         for token in prompt.answer[len(chances) - 1 : -1]:
             chances.append(_chance(reader.step(token), prompt.answer[len(chances)]))
     graded = [chance for chance, counts in zip(chances, prompt.graded, strict=True) if counts]
