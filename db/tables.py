@@ -236,7 +236,7 @@ class GemmPointTable(OfStage, Base):
 
 
 class NeedleCellTable(OfStage, Base):
-    """One needle at one length and depth."""
+    """One needle at one length and depth, and the unquantized model's grades on the same prompt."""
 
     __tablename__ = "needle_cell"
 
@@ -246,6 +246,12 @@ class NeedleCellTable(OfStage, Base):
     prompt_tokens: Mapped[int]
     expected: Mapped[str]
     answer: Mapped[str]
+    kind: Mapped[str] = mapped_column(server_default="single_1")
+    repeat: Mapped[int] = mapped_column(server_default="0")
+    logprob: Mapped[float | None] = mapped_column(Float)  # nats a token
+    baseline_score: Mapped[float | None] = mapped_column(Float)
+    baseline_logprob: Mapped[float | None] = mapped_column(Float)
+    prompt: Mapped[str] = mapped_column(server_default="")  # hash of its tokens
 
 
 class ArtefactTable(OfStage, Base):

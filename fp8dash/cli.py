@@ -16,8 +16,9 @@ from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
 from fp8dash import report
+from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
+from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
@@ -68,6 +69,7 @@ def _work(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace) -> int:
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(Request) if f.name != "recipe"}
+    fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     requests = [Request(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
     with _opened() as (store, queue):
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
@@ -271,7 +273,10 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gemm-m", type=_numbers, default=default.gemm_m, help="comma separated rows")
     parser.add_argument("--needle-lengths", type=_numbers, default=default.needle_lengths, help="tokens")
     parser.add_argument("--needle-depths", type=_numbers, default=default.needle_depths, help="per cent")
-    parser.add_argument("--haystack", choices=HAYSTACKS, default=default.haystack)
+    parser.add_argument("--haystack", choices=HAYSTACKS, help="default: RULER's for the kind of needle")
+    parser.add_argument("--needle-kind", choices=KINDS, default=default.needle_kind, help="RULER's, without niah_")
+    parser.add_argument("--needle-repeats", type=int, default=default.needle_repeats, help="of each length and depth")
+    parser.add_argument("--needle-chat", choices=CHATS, default=default.needle_chat, help="frame by the chat template")
     parser.add_argument("--tasks", type=_words, default=default.tasks, help="lm-eval's tasks, comma separated")
     parser.add_argument("--task-limit", type=int, default=default.task_limit, help="documents a task; 0: all")
     parser.add_argument("--task-prompt", choices=TASK_PROMPTS, default=default.task_prompt)

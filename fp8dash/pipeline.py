@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
@@ -25,8 +26,19 @@ from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import Corpus, calibration_windows, cut_windows, load_corpus
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
-from fp8dash.measure.kv_cache import kv_memory
-from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
+from fp8dash.measure.kv_cache import Paths, kv_baseline, kv_memory, kv_paths
+from fp8dash.measure.needle import (
+    Answer,
+    Grid,
+    Prompt,
+    answered,
+    baseline_answers,
+    build_prompts,
+    chat_of,
+    check_lengths,
+    haystack_of,
+    needle,
+)
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, observe, rewind
@@ -58,6 +70,9 @@ class Bench:
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
     baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
+    kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
+    prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
+    needle_baseline: list[Answer] = field(init=False)
     backend: str = ""  # from quantize
     tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
@@ -102,12 +117,12 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 1, 3, "reading weights")
     loaded = bench.loaded = load(folder, bench.where)
     yield Progress("load", 2, 3, "cutting the corpus")
-    if {"perplexity", "gradients"} & set(request.measures):
+    if {"perplexity", "gradients", "kv"} & set(request.measures):
         bench.windows = cut_windows(
             loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context
         )
     if "needle" in request.measures:
-        check_lengths(request.needle_lengths, loaded.context)
+        check_lengths(request.needle_lengths, loaded.context, KINDS[request.needle_kind])
     bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
     if "tasks" in request.measures:
         from fp8dash.measure.harness import find_tasks  # lm-eval takes seconds to import
@@ -121,8 +136,18 @@ def _load(bench: Bench) -> Iterator[Item]:
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
-    if "perplexity" not in bench.request.measures:
-        return
+    measures, facts = bench.request.measures, (bench.loaded.content_hash, bench.device.label)
+    if "needle" in measures:
+        bench.prompts = build_prompts(bench.loaded, _grid(bench.request, bench.corpus), bench.request.needle_chat)
+    if {"perplexity", "kv"} & set(measures):
+        yield from _token_baseline(bench)
+    if "kv" in measures:
+        bench.kv_baseline = yield from kv_baseline(bench.loaded.model, bench.windows, bench.cache, *facts)
+    if "needle" in measures:
+        bench.needle_baseline = yield from baseline_answers(bench.loaded, bench.prompts, bench.cache, *facts)
+
+
+def _token_baseline(bench: Bench) -> Iterator[Item]:
     file = baseline_file(
         bench.cache,
         model_hash=bench.loaded.content_hash,
@@ -169,11 +194,29 @@ def _perplexity(bench: Bench) -> Iterator[Item]:
     yield from clipped(model, bench.backend)
 
 
+def _kv(bench: Bench) -> Iterator[Item]:
+    model, kv = bench.loaded.model, bench.recipe.kv
+    given = (bench.base_head, bench.windows, bench.kv_baseline, kv, bench.backend, bench.request.seed)
+    yield from kv_paths(model, *given)
+
+
 def _needle(bench: Bench) -> Iterator[Item]:
-    request, loaded = bench.request, bench.loaded
-    haystack = [NOISE] if request.haystack == "noise" else sentences(bench.corpus.text)
-    grid = (request.needle_lengths, request.needle_depths)
-    yield from needle(loaded, *grid, haystack, bench.backend, request.seed, bench.recipe.kv)
+    request, answers = bench.request, bench.needle_baseline
+    if not bench.recipe.is_baseline:  # else they are the run's own: nothing was cast
+        answers = []
+        for item in answered(bench.loaded, bench.prompts, bench.recipe.kv, "needle"):
+            if isinstance(item, Answer):
+                answers.append(item)
+            else:
+                yield item
+    frame = f"in {request.haystack}, chat template {chat_of(bench.loaded.tokenizer, request.needle_chat)}"
+    yield from needle(bench.prompts, answers, bench.needle_baseline, bench.backend, request.seed, frame)
+
+
+def _grid(request: Request, corpus: Corpus) -> Grid:
+    haystack = haystack_of(request.haystack, corpus.text)
+    kind = KINDS[request.needle_kind]
+    return Grid(request.needle_lengths, request.needle_depths, haystack, kind, request.needle_repeats, request.seed)
 
 
 def _export(bench: Bench) -> Iterator[Item]:
@@ -198,6 +241,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "quantize": _quantize,
     "gemm": _gemm,
     "perplexity": _perplexity,
+    "kv": _kv,
     "needle": _needle,
     "tasks": _tasks,
     "export": _export,

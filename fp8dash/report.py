@@ -161,6 +161,8 @@ def _verdict(
 ) -> Verdict:
     values = tuple(getattr(row, metric.name) for row in rows)
     known = [i for i, value in enumerate(values) if value is not None and math.isfinite(value)]
+    if metric.name == "needle" and len({frozenset(c.key for c in needles[rows[i].run]) for i in known}) > 1:
+        return Verdict(metric, values, (), "different needles")
     if metric.better == NEITHER or len(known) < 2:
         return Verdict(metric, values, (), "" if len(known) == len(rows) else "not measured for every run")
     sign = 1 if metric.better == LOWER else -1
@@ -186,7 +188,7 @@ def _tied(
         theirs = [getattr(w, field) for w in windows[b.run]]
         return len(ours) == len(theirs) > 0 and a.corpus == b.corpus and paired_difference(ours, theirs).is_tie
     if metric.name == "needle":
-        hits = [{(c.length, c.depth, c.expected): c.score >= 1 for c in needles[row.run]} for row in (a, b)]
+        hits = [{c.key: c.score >= 1 for c in needles[row.run]} for row in (a, b)]
         shared = sorted(set(hits[0]) & set(hits[1]))
         return bool(shared) and mcnemar([hits[0][key] for key in shared], [hits[1][key] for key in shared]) > 0.05
     return metric.name == "gemm_speedup" and abs(left - right) <= SPEED_TIE * max(left, right)

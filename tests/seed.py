@@ -210,7 +210,8 @@ def _needle(name: str, backend: str) -> list[Row]:
     cells = [
         NeedleCell(
             length, depth, float(length not in lost or (depth == 100 and name != "INT8_TENSOR")), length, "4817203",
-            "4817203" if length not in lost else "<b>48</b>",
+            "4817203" if length not in lost else "<b>48</b>", baseline_score=1.0,
+            logprob=-0.02 - 1e-5 * length - KLD[name] * (1 + depth / 99), baseline_logprob=-0.02 - 1e-5 * length,
         )
         for length in (256, 1024)
         for depth in (0, 50, 100)

@@ -143,6 +143,26 @@ def test_needle_differences_are_centred_at_zero_and_leave_out_what_only_one_has(
     assert [list(line) for line in figure.data[0].text] == [["−1"]]
 
 
+def graded(length: int, depth: int, score: float, *, repeat: int = 0, ln_p: float | None = -0.5) -> NeedleCell:
+    """A needle beside the baseline's."""
+    return NeedleCell(length, depth, score, length, "1", "1", "single_1", repeat, ln_p, 1.0, -0.25)
+
+
+def test_graded_needles_are_means_over_repeats_from_their_lowest_to_certainty() -> None:
+    cells = [graded(256, 0, 1.0), graded(256, 0, 1.0, repeat=1, ln_p=-0.3), graded(256, 50, 1.0, ln_p=None)]
+    figure = charts.needle_grades({"INT8": cells, "MXFP8": [graded(256, 0, 1.0, ln_p=-2.0)]})
+    assert [list(line) for line in figure.data[0].text] == [["−0.400"]]  # what is not graded is left out
+    assert {(trace.zmin, trace.zmax) for trace in figure.data} == {(-2.0, 0.0)}
+
+
+def test_changes_from_the_baseline_are_those_of_the_cells_own_prompt_and_centred_at_zero() -> None:
+    cells = [graded(256, 0, 0.0), graded(256, 50, 1.0, ln_p=-0.25), cell(512, 0, 1.0)]
+    scores, grades = charts.needle_changes({"INT8": cells}), charts.needle_grade_changes({"INT8": cells})
+    assert [list(line) for line in scores.data[0].text] == [["−1"], ["0"]]
+    assert [list(line) for line in grades.data[0].text] == [["−0.250"], ["0"]]
+    assert (grades.data[0].zmin, grades.data[0].zmax) == (-0.25, 0.25)
+
+
 def test_window_differences_say_mean_and_interval() -> None:
     windows = [Window(i, 511, 3.0 + 0.01 * i, 3.0, 0.02 + 0.001 * i, 0.9) for i in range(8)]
     figure = charts.window_differences({"INT8": windows}, {"INT8": charts.look("w=int8/row", "native")}, "nll")

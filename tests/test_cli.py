@@ -7,8 +7,10 @@ import sys
 
 import pytest
 from pyarrow import parquet
+from sqlalchemy import select
 
 from db.store import Store
+from db.tables import RunTable
 from fp8dash.cli import main
 from fp8dash.places import database_url
 
@@ -50,9 +52,24 @@ def test_the_report_is_a_parquet_file_or_a_sentence(capsys, tmp_path):
     assert "cannot be written: No such file" in said(capsys).err
 
 
+def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
+    kinds = [["--needle-kind", "multivalue"], ["--needle-kind", "single_3", "--haystack", "corpus"], []]
+    for more in kinds:
+        assert main(["submit", *more, "--needle-repeats", "2", "--needle-chat", "off"]) == 0
+    with Store(database_url()).session() as session:
+        asked = session.scalars(select(RunTable.request).order_by(RunTable.created_at)).all()
+    found = [(a["needle_kind"], a["haystack"], a["needle_repeats"], a["needle_chat"]) for a in asked]
+    assert found == [
+        ("multivalue", "essay", 2, "off"),
+        ("single_3", "corpus", 2, "off"),
+        ("single_1", "noise", 2, "off"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["submit", "--needle-kind", "single_2", "--haystack", "noise"], "choose the haystack essay or corpus"),
         (["submit", "--recipe", "fp9"], "not part of a recipe"),
         (["submit", "--study", " "], "The study has no name"),
         (["submit", "--owner", ""], "The owner has no name"),

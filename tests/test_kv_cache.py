@@ -1,6 +1,7 @@
 """The quantized KV cache and the cast attention path: what they hold, what they return, and what a run says of it."""
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,9 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.recipe import KV_FORMATS, KV_SHARES, parse_cast, parse_kv, parse_recipe
 from fp8dash.choose.records import Measurement, NeedleCell, Request, StageResult
-from fp8dash.errors import KernelRefused, ModelError
-from fp8dash.measure import needle as needles
+from fp8dash.errors import KernelRefused, ModelError, NotFinite
 from fp8dash.measure.baseline import hidden_states
-from fp8dash.measure.kv_cache import kv_memory
-from fp8dash.measure.needle import NOISE, needle
+from fp8dash.measure.kv_cache import kv_baseline, kv_memory, kv_paths
 from fp8dash.model.load import load
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
@@ -219,11 +218,121 @@ def test_a_run_with_a_cast_cache_or_attention_diverges_and_is_no_baseline(tiny, 
         assert found["gemm_speedup"].value == 1.0  # its Linears are the baseline's
 
 
-def test_needles_are_looked_for_through_the_cache(tiny, monkeypatch):
-    made = []
-    monkeypatch.setattr(needles, "quantized_cache", lambda *given: made.append(quantized_cache(*given)) or made[-1])
-    list(needle(load(tiny, torch.device("cpu")), [700], [0, 100], [NOISE], "emulated", 0, parse_kv("int8/token")))
-    assert len(made) == 2 and all(cache.get_seq_length() > 600 for cache in made)
+WAYS = ("one forward", "chunked prefill", "decode")
+WINDOWS = torch.arange(3 * 266).view(3, 266) * 7 % 250  # two chunks, and nine tokens that are decoded
+
+
+def returned(walk):
+    while True:
+        try:
+            next(walk)
+        except StopIteration as end:
+            return end.value
+
+
+def path_numbers(model, windows, kv, folder):
+    base = returned(kv_baseline(model, windows, folder, "hash"))
+    items = kv_paths(model, model.lm_head, windows, base, kv and parse_kv(kv), "emulated", 0)
+    return {(row.name, row.label): row.value for row in items if isinstance(row, Measurement)}
+
+
+@torch.no_grad()
+def read_as(way, model, ids, make):
+    """Log-probabilities [tokens, vocabulary] and the first token's place, by plain calls of the model."""
+    cache, n = make(), len(ids)
+    cuts = {"one forward": [n], "chunked prefill": [128, 128, n - 256], "decode": [128, 128] + [1] * (n - 257)}[way]
+    parts = [model(input_ids=p[None], use_cache=True, cache=cache).logits[0] for p in ids[: sum(cuts)].split(cuts)]
+    first = 256 if way == "decode" else 0
+    return F.log_softmax(torch.cat(parts)[first : n - 1].float(), -1).double(), first
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_of_reading_is_scored_as_plain_calls_score_it(model, tmp_path, way):
+    kv = parse_kv("e5m2/tensor")
+    found = path_numbers(model, WINDOWS, kv.text, tmp_path)
+    nll, base_nll, kld = [], [], []
+    for ids in WINDOWS:
+        ours, first = read_as(way, model, ids, lambda: quantized_cache(model, kv))
+        theirs, _ = read_as(way, model, ids, lambda: DynamicCache(config=model.config))
+        nll.append(-ours.gather(-1, ids[first + 1 :, None]).mean())
+        base_nll.append(-theirs.gather(-1, ids[first + 1 :, None]).mean())
+        kld.append((theirs.exp() * (theirs - ours)).sum(-1).mean())
+    mean = {"kv_kld": kld, "kv_ln_ppl_diff": [a - b for a, b in zip(nll, base_nll, strict=True)]}
+    for name, values in mean.items():
+        assert found[name, way] == pytest.approx(float(sum(values) / 3), rel=1e-3, abs=1e-7)
+    assert found["kv_ppl", way] == pytest.approx(math.exp(sum(nll) / 3), rel=1e-6)
+    assert 0 < found["kv_top1", way] <= 1 and found["kv_ln_ppl_diff_low", way] is None  # three windows: no interval
+
+
+def test_a_cast_cache_differs_by_every_way_of_reading_and_an_uncast_one_by_none(model, tmp_path):
+    plain, fine, coarse = (path_numbers(model, WINDOWS, kv, tmp_path) for kv in (None, "int8/token", "e5m2/tensor"))
+    for way in WAYS:
+        assert plain["kv_kld", way] == plain["kv_ln_ppl_diff", way] == 0.0 and plain["kv_top1", way] == 1.0
+        assert 0 < fine["kv_kld", way] < coarse["kv_kld", way]
+    assert coarse["kv_kld", "one forward"] != coarse["kv_kld", "chunked prefill"]  # a scale by tensor spans a chunk
+    assert ("kv_scales_at_one", "") not in plain
+
+
+def test_what_the_scales_were_is_stored_and_scales_of_one_are_counted(model, tmp_path):
+    for kv, at_one in (("e4m3fn/tensor/unit", 1.0), ("e4m3fn/tensor", 0.0)):
+        found = path_numbers(model, WINDOWS, kv, tmp_path)
+        assert found["kv_scales_at_one", ""] == at_one
+        for what in ("keys", "values"):
+            low, high = found["kv_scale_lowest", what], found["kv_scale_highest", what]
+            assert low == high == 1.0 if at_one else 0 < low < high < 1
+
+
+def test_short_windows_are_cut_in_two_and_four_give_an_interval(model, tmp_path):
+    found = path_numbers(model, WINDOWS.view(-1, 19)[:6], "e5m2/tensor", tmp_path)
+    for way in WAYS:
+        assert found["kv_ln_ppl_diff_low", way] < found["kv_ln_ppl_diff_high", way]
+    base = returned(kv_baseline(model, WINDOWS.view(-1, 19)[:6], tmp_path, "hash"))
+    assert base.forward.shape[:2] == base.chunked.shape[:2] == (4, 18) and base.decoded.shape[:2] == (4, 9)
+
+
+@pytest.mark.parametrize(("length", "decoded"), [(16, 7), (257, 64), (258, 1), (512, 64)])
+def test_some_tokens_of_every_window_are_decoded_after_a_prompt(model, tmp_path, monkeypatch, length, decoded):
+    monkeypatch.setattr(model.base_model, "forward", lambda input_ids, **_: Named(input_ids[..., None].float()))
+    base = returned(kv_baseline(model, torch.arange(length)[None] % 250, tmp_path, "hash"))
+    assert torch.equal(base.forward, base.chunked) and base.forward.shape == (1, length - 1, 1)
+    assert base.decoded.shape == (1, decoded, 1)
+
+
+@dataclass
+class Named:
+    last_hidden_state: torch.Tensor
+
+
+def test_how_the_baseline_reads_is_kept_and_a_damaged_file_is_measured_anew(model, tmp_path):
+    first = returned(kv_baseline(model, WINDOWS, tmp_path, "hash"))
+    assert list(kv_baseline(None, WINDOWS, tmp_path, "hash")) == []  # no model is needed
+    (file,) = (tmp_path / "baselines").iterdir()
+    file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    assert torch.equal(returned(kv_baseline(model, WINDOWS, tmp_path, "hash")).decoded, first.decoded)
+    returned(kv_baseline(model, WINDOWS + 1, tmp_path, "hash"))
+    assert len(list((tmp_path / "baselines").iterdir())) == 2
+
+
+def test_a_cache_that_overflows_is_refused(model, tmp_path):
+    base = returned(kv_baseline(model, WINDOWS[:1], tmp_path, "hash"))
+    model.model.layers[0].self_attn.v_proj.weight.fill_(math.inf)
+    with pytest.raises(NotFinite, match="keys or values left the format's range"):
+        list(kv_paths(model, model.lm_head, WINDOWS[:1], base, parse_kv("e4m3fn/tensor"), "emulated", 0))
+
+
+def test_perplexity_of_a_cast_cache_brings_the_ways_that_read_it(tiny, corpus_file, tmp_path):
+    """The one-forward number is the perplexity stage's, of the first windows."""
+    common = {"model": str(tiny), "corpus": str(corpus_file), "device": "cpu", "windows": 2, "window_length": 64}
+    assert Request(recipe="KV_FP8", **common).checked().measures[-1] == "kv"
+    assert "kv" not in Request(recipe="BF16", **common).checked().measures
+    assert "kv" not in Request(recipe="KV_FP8", measures=("gemm",), **common).checked().measures
+    _, found, all_rows = rows(Request(recipe="KV_FP8", measures=("perplexity",), **common), tmp_path)
+    by_way = {row.label: row.value for row in all_rows if isinstance(row, Measurement) and row.name == "kv_kld"}
+    assert list(by_way) == list(WAYS)
+    assert by_way["one forward"] == pytest.approx(found["kld"].value, rel=0.01)  # of 4e-6: float32's rounding shows
+    assert "dynamic scales" in found["kv_kld"].note
+    _, found, _ = rows(Request(recipe="BF16", measures=("kv",), **common), tmp_path)
+    assert found["kv_kld"].value == 0.0 and "ppl" not in found
 
 
 def test_the_native_backend_refuses_what_is_only_emulated(model):

@@ -21,6 +21,7 @@ ORDER = [
     ["fp8dash.pipeline"],
     ["db"],
     ["jobs"],
+    ["fp8dash.needle_report"],
     ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings"],
     ["fp8dash.ui"],
     ["fp8dash.serve"],

@@ -1,4 +1,4 @@
-"""Perplexity, divergence, needle and GEMM times on a tiny model, against plain transformers and closed forms."""
+"""Perplexity, divergence and GEMM times on a tiny model, against plain transformers and closed forms."""
 
 import math
 from collections import Counter
@@ -9,13 +9,12 @@ from torch.nn import functional as F
 
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import GemmPoint, Measurement, NeedleCell, Window
+from fp8dash.choose.records import GemmPoint, Measurement, Window
 from fp8dash.errors import CorpusError, ModelError, NotFinite
 from fp8dash.measure import baseline as baselines
 from fp8dash.measure.baseline import Baseline, baseline_of, read_baseline
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.gemm import gemm
-from fp8dash.measure.needle import NOISE, build_prompt, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.model.swap import cast_model
 
@@ -151,44 +150,6 @@ def test_pydocs_is_english_with_a_hash():
     corpus = load_corpus("pydocs")
     assert len(corpus.text) > 400_000 and 'The "if" statement' in corpus.text
     assert len(corpus.content_hash) == 64 and "CPython" in corpus.origin
-
-
-@pytest.mark.parametrize("haystack", [[NOISE], ["A first sentence of the corpus.", "A second one, a little longer."]])
-@pytest.mark.parametrize("depth", [0, 50, 100])
-def test_a_needle_is_whole_at_its_depth_and_the_prompt_fits(loaded, haystack, depth):
-    prompt = build_prompt(loaded.tokenizer, haystack, 1500, depth, 0)
-    text = loaded.tokenizer.decode(prompt.ids)
-    assert 1300 < len(prompt.ids) <= 1500
-    assert text.count(prompt.expected) == 1
-    body = text[text.index("\n") : text.rindex("\n")]
-    where = body.index("One of the special") / len(body)
-    assert where == pytest.approx(depth / 100, abs=0.12)
-    assert build_prompt(loaded.tokenizer, haystack, 1500, depth, 0) == prompt  # seeded
-    assert build_prompt(loaded.tokenizer, haystack, 1500, depth, 1) != prompt
-
-
-def test_needle_lengths_beyond_the_context_or_below_the_question_are_refused(loaded):
-    with pytest.raises(CorpusError, match="exceed the model's context of 2,048: choose at most 2,024"):
-        check_lengths([2048], 2048)
-    with pytest.raises(CorpusError, match="cannot hold the question itself: choose at least"):
-        build_prompt(loaded.tokenizer, [NOISE], 128, 50, 0)
-
-
-def test_a_needle_run_scores_each_cell_by_containment(loaded):
-    items = list(needle(loaded, [900, 700], [100, 0], [NOISE], "baseline", 0))
-    cells = [item for item in items if isinstance(item, NeedleCell)]
-    assert [(c.length, c.depth) for c in cells] == [(700, 0), (700, 100), (900, 0), (900, 100)]
-    assert all(c.score == float(c.expected in c.answer) for c in cells)
-    assert items[-1].value == sum(c.score for c in cells) / 4
-
-
-def test_sentences_of_a_text_are_cut_and_a_text_without_any_is_refused():
-    assert sentences("One sentence that is long enough. Too short. Another that is long enough, too!") == [
-        "One sentence that is long enough.",
-        "Another that is long enough, too!",
-    ]
-    with pytest.raises(CorpusError, match="no sentences"):
-        sentences("a b c")
 
 
 def test_gemm_times_every_shape_and_m_and_says_why_nothing_was_timed():

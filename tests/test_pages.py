@@ -324,6 +324,20 @@ def test_tasks_are_shown_with_their_errors_and_compared_document_by_document(ids
     assert "0.500" in apart and "tied" not in apart and plain("−0.500 [−0.") in apart
 
 
+def test_the_needles_that_are_chosen_reach_the_request_with_rulers_haystack(store: Store) -> None:
+    app = opened("new_run", owner="ada")
+    assert app.selectbox("new_run_new_haystack_single_1").options[0].startswith("noise")
+    app.selectbox("new_run_new_needle_kind").set_value("single_2").run()
+    assert not any(name.startswith("noise") for name in app.selectbox("new_run_new_haystack_single_2").options)
+    app.selectbox("new_run_new_needle_kind").set_value("multikey_1").run()
+    app.selectbox("new_run_new_needle_chat").set_value("off")
+    app.number_input("new_run_new_needle_repeats").set_value(3)
+    app.button("new_run_new_submit").click().run()
+    request = queued(store)[0].request
+    assert (request.needle_kind, request.haystack) == ("multikey_1", "essay")
+    assert (request.needle_chat, request.needle_repeats) == ("off", 3)
+
+
 def test_emulated_is_preset_where_only_cpus_work(ids: dict[str, str]) -> None:
     assert opened("new_run").selectbox("new_run_new_backend").value == "emulated"
 
@@ -421,12 +435,14 @@ def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     numbers = app.dataframe[0].value.set_index("What")
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
     assert "210 weights were cast, 1 kept." in said(app)
+    assert "over 6 cells; minus BF16’s on the same prompts −0.02" in said(app)
 
 
 def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:
     app = opened("compare", runs=f"{ids['BF16']},{ids['MXFP8']},{ids['FP8_BLOCK']}")
     assert app.title[0].value == "MXFP8 loses least to BF16 (KLD 0.0172 nats)"
     assert "**0.0172**" in said(app) and "tied: MXFP8" in said(app)
+    assert "| Run | Cells | ln p (nats a token) | minus BF16 | minus MXFP8 |" in said(app)
 
 
 def test_unlike_runs_are_warned_of(ids: dict[str, str]) -> None:

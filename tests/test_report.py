@@ -17,6 +17,7 @@ from fp8dash import report
 from fp8dash.choose.records import Measurement, NeedleCell, Request, Window
 from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import METRICS
+from fp8dash.needle_report import baseline_difference, graded_difference, mean_grade
 
 MEASURED = {"ppl": 15.0, "kld": 0.03, "top1": 0.9, "ln_ppl_diff": 0.02, "needle": 1.0, "gemm_speedup": 1.5,
             "ln_ppl_diff_low": 0.01, "ln_ppl_diff_high": 0.03, "bits_per_weight": 8.0, "coverage": 0.8}  # fmt: skip
@@ -133,6 +134,33 @@ def test_needles_are_compared_cell_by_cell(store):
     c = finished(store, "MXFP8", cells=cells(0), needle=0.0)
     best = {v.metric.name: v.best for v in report.comparison(store, [a, b, c]).verdicts}
     assert best["needle"] == (0, 1)  # one cell in ten is chance, ten are not
+
+
+def test_needles_that_ask_different_questions_have_no_winner(store):
+    cells = [[NeedleCell(256, d, score, 250, "1", "1", prompt=prompt) for d in (0, 50)] for score, prompt in
+             ((1.0, "a"), (0.5, "b"))]  # fmt: skip
+    runs = [finished(store, name, cells=c, needle=c[0].score) for name, c in zip(("FP8_BLOCK", "MXFP8"), cells)]  # noqa: B905
+    (verdict,) = [v for v in report.comparison(store, runs).verdicts if v.metric.name == "needle"]
+    assert verdict.best == () and verdict.note == "different needles"
+
+
+def graded(shift, *, kind="single_1", count=8):
+    """Cells whose grades vary much more than they differ."""
+    return [
+        NeedleCell(256, d, 1.0, 250, "1", "1", kind, 0, -0.1 * d + shift + 1e-3 * (-1) ** d, 1.0, -0.1 * d)
+        for d in range(count)
+    ]
+
+
+def test_graded_needles_are_compared_pair_by_pair():
+    lost, again, few = baseline_difference(graded(-0.02)), baseline_difference(graded(0.0)), graded(-0.02, count=3)
+    assert lost.mean == pytest.approx(-0.02) and lost.high < 0 and not lost.is_tie and again.is_tie
+    between = graded_difference(graded(-0.02), graded(-0.01)[:4])
+    assert between.mean == pytest.approx(-0.01) and not between.is_tie
+    assert baseline_difference(few).low is None
+    assert graded_difference(graded(0.0), graded(0.0, kind="single_3")) is None
+    old = [NeedleCell(256, 0, 1.0, 250, "1", "1")]
+    assert baseline_difference(old) is mean_grade(old) is None and mean_grade(graded(0.0, count=2)) == -0.05
 
 
 def test_unlike_runs_are_compared_with_the_difference_named(store):

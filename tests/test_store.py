@@ -4,9 +4,12 @@ import math
 import sqlite3
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, delete, insert, select, update
 
@@ -14,7 +17,7 @@ from db import store as store_module
 from db.standings import Choice, stand
 from db.store import Store, request_key, row_values
 from db.tables import Base, MeasurementTable, RunTable, StandingTable, StudyTable, WorkerTable
-from fp8dash.choose.records import Measurement, Request
+from fp8dash.choose.records import Measurement, NeedleCell, Request
 from fp8dash.errors import InvalidChoice, StoreError
 from fp8dash.stats import pareto_front
 from tests.seed import fill
@@ -25,6 +28,33 @@ def test_the_migrations_lead_to_the_tables(tmp_path):
     Store(url).close()
     with create_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_needles_of_the_first_schema_keep_their_grades_and_have_no_new_ones(tmp_path):
+    file = tmp_path / "a.sqlite"
+    _at_revision(f"sqlite:///{file}", "0001")
+    with sqlite3.connect(file) as connection:
+        run = {c[1]: "" for c in connection.execute("PRAGMA table_info(run)")}
+        run |= {"id": "r", "request": "{}", "facts": "{}", "attempt": 0, "stage_share": 0.0, "study_id": None}
+        run |= {"worker_id": None, "created_at": "2026-01-01 00:00:00", "started_at": None, "finished_at": None}
+        connection.execute(f"INSERT INTO run ({','.join(run)}) VALUES ({','.join('?' * len(run))})", [*run.values()])
+        columns = "run_id, stage, length, depth, score, prompt_tokens, expected, answer"
+        connection.execute(f"INSERT INTO needle_cell ({columns}) VALUES ('r', 'needle', 256, 50, 1.0, 250, '7', '7')")
+    store = Store(f"sqlite:///{file}")
+    assert store.needle_cells(["r"])["r"] == [NeedleCell(256, 50, 1.0, 250, "7", "7")]
+    store.close()
+    _at_revision(f"sqlite:///{file}", "0001")  # and back
+
+
+def _at_revision(url, revision):
+    """The database moved to a revision of the schema, up or down."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(store_module.__file__).parent / "migrations"))
+    with create_engine(url).connect() as connection:
+        config.attributes["connection"] = connection
+        current = MigrationContext.configure(connection).get_current_revision()
+        (command.downgrade if current else command.upgrade)(config, revision)
+        connection.commit()
 
 
 def test_many_processes_may_open_a_new_database_at_once(tmp_path):
@@ -141,7 +171,7 @@ def test_the_migration_fills_the_rows_that_the_product_writes(tmp_path):
         connection.execute("DROP TABLE standing")
         connection.execute("DROP INDEX ix_run_request_hash")
         connection.execute("ALTER TABLE run DROP COLUMN request_hash")
-        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+        connection.execute("UPDATE alembic_version SET version_num = '0004'")
     store = Store(f"sqlite:///{file}")
     assert columns(store, StandingTable) == written and len(written) == 15
     assert columns(store, RunTable) == keys

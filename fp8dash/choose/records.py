@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8dash.choose.catalog import DEMO, PYDOCS
+from fp8dash.choose.needles import check_needles
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import BASELINE_TEXT
 from fp8dash.errors import InvalidChoice
@@ -20,9 +21,8 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (*DEFAULT_MEASURES, "gradients", "tasks", "export")  # and what may be added to it
-STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle", "tasks", "export")
-HAYSTACKS = {"noise": "RULER's noise lines", "corpus": "sentences of the corpus"}
+MEASURES = (*DEFAULT_MEASURES, "gradients", "kv", "tasks", "export")  # and what may be added to it
+STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "kv", "needle", "tasks", "export")
 TASK_PROMPTS = {"plain": "the task's text as it is", "chat": "in the model's chat template"}
 TASK_PRECISIONS = {
     "model": "log-probabilities in the model's precision, lm-eval's default: bfloat16 rounds a document's sum by 0.2 %",
@@ -45,6 +45,9 @@ class Request:
     needle_lengths: tuple[int, ...] = (256, 1024)
     needle_depths: tuple[int, ...] = (0, 50, 100)  # per cent
     haystack: str = "noise"
+    needle_kind: str = "single_1"
+    needle_repeats: int = 1  # of each length and depth, each with a number and a key of its own
+    needle_chat: str = "auto"
     calibration: str = ""  # the text that static and delayed scales are made from; empty: the corpus's end
     calibration_windows: int = 4
     tasks: tuple[str, ...] = ()  # lm-eval's names
@@ -56,13 +59,16 @@ class Request:
     seed: int = 0
 
     def checked(self) -> "Request":
-        """This request with its recipe in canonical form; raises InvalidChoice with what to change."""
+        """This request with its recipe in canonical form; raises InvalidChoice with what to change.
+
+        Where the recipe casts the KV cache, perplexity brings the measure kv with it.
+        """
         if not self.model.strip():
             raise InvalidChoice("No model is named: choose “demo”, a local folder or a Hub id.")
         if not self.corpus.strip():
             raise InvalidChoice("No corpus is named: choose “pydocs” or the path of a UTF-8 text file.")
         _one_of("backend", self.backend, tuple(BACKENDS))
-        _one_of("haystack", self.haystack, tuple(HAYSTACKS))
+        check_needles(self.needle_kind, self.haystack, self.needle_chat, self.needle_repeats)
         _one_of("task prompt", self.task_prompt, tuple(TASK_PROMPTS))
         _one_of("task precision", self.task_precision, tuple(TASK_PRECISIONS))
         for measure in self.measures:
@@ -84,8 +90,11 @@ class Request:
                 raise InvalidChoice(
                     f"“{name}” is not the name of a task: your own belong into the tasks folder, by name."
                 )
-        named = tuple(dict.fromkeys((*self.measures, *(["tasks"] if tasks else []))))
-        return dataclasses.replace(self, recipe=recipe_from(self.recipe).text, tasks=tasks, measures=named)
+        recipe = recipe_from(self.recipe)
+        casts_cache = recipe.kv is not None and "perplexity" in self.measures
+        more = ("kv",) if casts_cache else ()  # else no number would read the cache
+        named = tuple(dict.fromkeys((*self.measures, *more, *(["tasks"] if tasks else []))))
+        return dataclasses.replace(self, recipe=recipe.text, tasks=tasks, measures=named)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -161,7 +170,7 @@ class GemmPoint:
 
 @dataclass(frozen=True, slots=True)
 class NeedleCell:
-    """One needle at one length and depth: 1.0 where its number came back."""
+    """One needle at one length and depth: the share of its values that came back, and how likely they were."""
 
     length: int
     depth: int
@@ -169,6 +178,17 @@ class NeedleCell:
     prompt_tokens: int
     expected: str
     answer: str
+    kind: str = "single_1"
+    repeat: int = 0
+    logprob: float | None = None  # mean over the values' tokens, nats; None where they cannot be told from the prompt's
+    baseline_score: float | None = None  # the unquantized model's on the same prompt
+    baseline_logprob: float | None = None
+    prompt: str = ""  # hash of its tokens: cells of two runs are paired where it is the same
+
+    @property
+    def key(self) -> tuple[str, int, int, int, str, str]:
+        """What makes two runs' cells the same question."""
+        return self.kind, self.length, self.depth, self.repeat, self.expected, self.prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,59 @@
-"""What one token costs in the KV cache."""
+"""What a cast KV cache costs: bytes a token, and quality on the paths that read it.
 
-from collections.abc import Iterator
+One forward over a window is not how a cache is read. The same windows are read three ways, each token scored on what
+the cache holds by then: in one forward, in chunks, as engines prefill, and from the last chunk on token by token, as
+they decode. The unquantized model is read by the same cuts, since they alone move BF16 sums a little; a model does not
+differ from itself by a bit.
+"""
+
+import copy
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
 
 from fp8dash.choose.recipe import KvCast
-from fp8dash.choose.records import LOWER, Measurement
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
+from fp8dash.errors import NotFinite
+from fp8dash.measure.kept import keep, kept, name_of
+from fp8dash.model.reading import CHUNK, empty_cache, read_chunks
 from fp8dash.quant.kv_cache import quantized_cache
+from fp8dash.stats import paired_difference
 
 METHOD = "bytes held by the cache after one prefill over its tokens, v1"
+PATH_METHOD = f"first windows through the cache: in one forward, in chunks of {CHUNK}, token by token from the last, v1"
+WINDOWS = 4  # the fewest that give an interval
+DECODED = 64  # tokens of a window that are read one by one, at most
+ROWS = 64  # of logits at a time
+
+
+LABELS = {"forward": "one forward", "chunked": "chunked prefill", "decoded": "decode"}  # of the fields of Paths
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Last hidden states [windows, tokens, hidden] by each way of reading, of the tokens that have a next one."""
+
+    forward: Tensor
+    chunked: Tensor
+    decoded: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """A window's means over the tokens of one way of reading, nats and a share."""
+
+    nll: float
+    baseline_nll: float
+    kld: float
+    top1: float
 
 
 @torch.no_grad()
@@ -28,6 +71,132 @@ def kv_memory(model: Any, kv: KvCast, tokens: int) -> Iterator[Measurement]:
     each = codes + (scales if kv.share == "token" else scales / tokens)  # otherwise an update has one set of them
     note = f"{kv.provenance}; one prefill of {tokens:,} tokens; uncast {whole:,} bytes"
     yield Measurement("kv_bytes_per_token", each, "bytes", LOWER, METHOD, "arithmetic", note=note)
+
+
+def kv_baseline(model: Any, windows: Tensor, folder: Path, *facts: object) -> Generator[Progress, None, Paths]:
+    """Progress; returns how the unquantized model reads the first windows, measured once and kept in `folder`.
+
+    `facts` are what else bears on its bits: the model's hash and the device.
+    """
+    few = windows[:WINDOWS]
+    where = (PATH_METHOD, *facts, tuple(few.shape), few.tolist(), torch.__version__, torch.get_num_threads())
+    file = folder / "baselines" / f"kv-{name_of(*where)}.safetensors"
+    if found := _read(file):
+        return found
+    made = yield from _paths(model, few, None, "baseline", [])
+    keep(save({field.name: getattr(made, field.name).contiguous() for field in fields(made)}), file)
+    return made
+
+
+def kv_paths(
+    model: Any, base_head: nn.Module, windows: Tensor, baseline: Paths, kv: KvCast | None, backend: str, seed: int
+) -> Iterator[Progress | Measurement]:
+    """Progress, then perplexity and divergence of the first windows by each way of reading, and the scales held.
+
+    Raises NotFinite.
+    """
+    few, caches = windows[:WINDOWS], list[Cache]()
+    ours = yield from _paths(model, few, kv, "kv", caches)
+    for name, label in LABELS.items():
+        mine, theirs = getattr(ours, name), getattr(baseline, name)
+        first = _decode_start(few.shape[1]) if name == "decoded" else 0
+        found = [
+            _means(model.get_output_embeddings(), base_head, a, b, ids[first + 1 : first + 1 + len(a)])
+            for a, b, ids in zip(mine.to(model.device), theirs.to(model.device), few, strict=True)
+        ]
+        note = f"{len(found)} windows, {mine.shape[1]} tokens each; {kv.provenance if kv else 'nothing cast'}"
+        yield from _measurements(found, label, backend, note, seed)
+    if kv:
+        yield from _scales(caches, kv, backend)
+
+
+def _paths(
+    model: Any, windows: Tensor, kv: KvCast | None, stage: str, caches: list[Cache]
+) -> Generator[Progress, None, Paths]:
+    """Progress; returns the hidden states, and leaves each window's cache as chunked prefill filled it in `caches`."""
+    parts: list[tuple[Tensor, ...]] = []
+    for index, ids in enumerate(windows):
+        yield Progress(stage, index, len(windows), f"window {index + 1} of {len(windows)} through the cache")
+        start, cache = _decode_start(len(ids)), empty_cache(model, kv)
+        chunk, ways = _chunk(len(ids)), [read_chunks(model, ids, empty_cache(model, kv), len(ids))[:-1]]
+        head = read_chunks(model, ids[:start], cache, chunk)
+        steps = ids[start : min(start + DECODED, len(ids) - 1)]
+        decoded = read_chunks(model, steps, copy.deepcopy(cache), 1)
+        ways += [torch.cat([head, read_chunks(model, ids[start:], cache, chunk)])[:-1], decoded]
+        parts.append(tuple(way.cpu() for way in ways))
+        caches.append(cache)
+    return Paths(*(torch.stack(column) for column in zip(*parts, strict=True)))
+
+
+def _chunk(length: int) -> int:
+    """Tokens of a chunk; a short window is cut in two, so that decoding has a prompt."""
+    return min(CHUNK, max(1, length // 2))
+
+
+def _decode_start(length: int) -> int:
+    """Where the chunk of a window's last scored token begins."""
+    return (length - 2) // _chunk(length) * _chunk(length)
+
+
+@torch.no_grad()
+def _means(head: nn.Module, base_head: nn.Module, hidden: Tensor, base: Tensor, targets: Tensor) -> Means:
+    """One window's means; hidden states [tokens, hidden] and the tokens that came next [tokens]."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    for a, b, next_ones in zip(*(torch.split(x, ROWS) for x in (hidden, base, targets)), strict=True):
+        ours, theirs = (torch.log_softmax(h(x).float(), -1) for h, x in ((head, a), (base_head, b)))
+        at = next_ones.to(ours.device)[:, None]
+        kld = torch.linalg.vecdot(theirs.exp(), theirs - ours)
+        agrees = ours.argmax(-1) == theirs.argmax(-1)
+        found = (-ours.gather(-1, at), -theirs.gather(-1, at), kld, agrees)
+        sums += torch.stack([column.double().sum().cpu() for column in found])
+    means = (sums / len(targets)).tolist()
+    if not all(map(math.isfinite, means)):
+        raise NotFinite(
+            "The cast KV cache gave NaN or infinity: keys or values left the format's range. Try kv=e5m2/tensor, or "
+            "dynamic scales where they are 1.0."
+        )
+    return Means(*means)
+
+
+def _measurements(found: Sequence[Means], label: str, backend: str, note: str, seed: int) -> Iterator[Measurement]:
+    """Means over windows of equal length, so means over tokens too."""
+    nll, base = [w.nll for w in found], [w.baseline_nll for w in found]
+    difference, count = paired_difference(nll, base, seed=seed), len(found)
+
+    def measured(name: str, value: float | None, unit: str, better: str) -> Measurement:
+        return Measurement(name, value, unit, better, PATH_METHOD, backend, label, note)
+
+    yield measured("kv_ppl", math.exp(sum(nll) / count), "", LOWER)
+    yield measured("kv_baseline_ppl", math.exp(sum(base) / count), "", LOWER)
+    yield measured("kv_ln_ppl_diff", difference.mean, "nats", LOWER)
+    yield measured("kv_ln_ppl_diff_low", difference.low, "nats", NEITHER)
+    yield measured("kv_ln_ppl_diff_high", difference.high, "nats", NEITHER)
+    yield measured("kv_kld", sum(w.kld for w in found) / count, "nats", LOWER)
+    yield measured("kv_top1", sum(w.top1 for w in found) / count, "share", HIGHER)
+
+
+def _scales(caches: Sequence[Cache], kv: KvCast, backend: str) -> Iterator[Measurement]:
+    """The range of the scales that the caches hold, and how many are 1.0: all, where nothing was calibrated."""
+    held = {
+        what: torch.cat([getattr(layer, f"{name}_scales").flatten() for cache in caches for layer in cache.layers])
+        for what, name in (("keys", "key"), ("values", "value"))
+    }
+
+    def measured(name: str, value: float, unit: str, label: str = "") -> Measurement:
+        return Measurement(name, value, unit, NEITHER, PATH_METHOD, backend, label, kv.provenance)
+
+    for what, scales in held.items():
+        yield measured("kv_scale_lowest", float(scales.min()), "", what)
+        yield measured("kv_scale_highest", float(scales.max()), "", what)
+    yield measured("kv_scales_at_one", float((torch.cat(list(held.values())) == 1).double().mean()), "share")
+
+
+def _read(file: Path) -> Paths | None:
+    payload = kept(file)
+    try:
+        return Paths(**load(payload)) if payload else None
+    except (SafetensorError, TypeError):  # of another version
+        return None
 
 
 def _bytes(cache: Any, *names: str) -> int:

@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 from fp8dash.choose.recipe import Cast, parse_recipe
 from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
-from fp8dash.metrics import METRICS, Metric, heading, powers, shown, three
+from fp8dash.metrics import METRICS, Metric, heading, powers, shown, signed, three
 from fp8dash.report import Standing
 from fp8dash.stats import paired_difference
 
@@ -149,6 +149,32 @@ def needle_differences(cells: Mapping[str, Sequence[NeedleCell]], baseline: Sequ
         for name, found in cells.items()
     }
     return _maps(grids, AROUND_ZERO, -1.0, 1.0, _signed_share)
+
+
+def needle_changes(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
+    """Each run's score minus the unquantized model's on the same prompts, on a scale centred at zero."""
+    grids = {
+        name: _grid(found, lambda c: None if c.baseline_score is None else c.score - c.baseline_score)
+        for name, found in cells.items()
+    }
+    return _maps(grids, AROUND_ZERO, -1.0, 1.0, _signed_share)
+
+
+def needle_grades(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
+    """Each run's mean log-probability of the values' tokens by length and depth, nats a token; 0 is certain."""
+    grids = {name: _grid(found, lambda c: c.logprob) for name, found in cells.items()}
+    lowest = min((value for grid in grids.values() for value in grid.values()), default=0.0)
+    return _maps(grids, TEAL, lowest or -1.0, 0.0, three)
+
+
+def needle_grade_changes(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
+    """Each run's log-probability minus the unquantized model's on the same prompts, on a scale centred at zero."""
+    grids = {
+        name: _grid(found, lambda c: None if None in (c.logprob, c.baseline_logprob) else _graded_change(c))
+        for name, found in cells.items()
+    }
+    most = max((abs(value) for grid in grids.values() for value in grid.values()), default=0.0) or 1.0
+    return _maps(grids, AROUND_ZERO, -most, most, signed)
 
 
 def window_differences(windows: Mapping[str, Sequence[Window]], looks: Mapping[str, Look], field: str) -> go.Figure:
@@ -512,10 +538,20 @@ def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequ
 
 
 def _scores(cells: Sequence[NeedleCell]) -> dict[tuple[int, int], float]:
+    return _grid(cells, lambda cell: cell.score)
+
+
+def _grid(cells: Sequence[NeedleCell], value: Callable[[NeedleCell], float | None]) -> dict[tuple[int, int], float]:
+    """Means over the repeats by length and depth; a cell without a value is left out."""
     found: dict[tuple[int, int], list[float]] = {}
     for cell in cells:
-        found.setdefault((cell.length, cell.depth), []).append(cell.score)
-    return {key: sum(scores) / len(scores) for key, scores in found.items()}
+        if (known := value(cell)) is not None:
+            found.setdefault((cell.length, cell.depth), []).append(known)
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def _graded_change(cell: NeedleCell) -> float:
+    return (cell.logprob or 0.0) - (cell.baseline_logprob or 0.0)
 
 
 def _maps(

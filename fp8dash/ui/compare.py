@@ -14,7 +14,7 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, heading, shown, signed, three
 from fp8dash.report import Comparison, Standing, Verdict, interval
 from fp8dash.task_report import TaskDifference, TaskLine, TaskScore, task_lines
-from fp8dash.ui import charts
+from fp8dash.ui import charts, needles
 from fp8dash.ui.answer import difference, verdict
 from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
 from fp8dash.ui.words import moment, plain
@@ -210,17 +210,13 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         return
     st.header("Needles by length and depth", anchor=False)
     draw(charts.needle_maps(found), key="compare_needles", alt="Share of needles found")
+    needles.compared(found, [names[row.run] for row in rows if row.is_baseline])
     base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
     others = {name: have for name, have in found.items() if not base or name != names.get(base.run)}
     if base and others:
         basis = cells.get(base.run) or frame.store.needle_cells([base.run])[base.run]
-        scores = {(c.length, c.depth, c.expected): c.score for c in basis}
-        moved = [
-            c
-            for have in others.values()
-            for c in have
-            if c.score != scores.get((c.length, c.depth, c.expected), c.score)
-        ]
+        scores = {c.key: c.score for c in basis}
+        moved = [c for have in others.values() for c in have if c.score != scores.get(c.key, c.score)]
         if not moved:
             st.markdown("No needle differs from the baseline’s.")
             return

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -11,6 +12,7 @@ from fp8dash.choose.advice import Advice, advise, advise_request
 from fp8dash.choose.catalog import CORPORA, MODELS, OWN_TASKS, USUAL_TASKS, ModelShape, estimate, shape_of
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS, MOST_REPEATS, REFUSED
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
 from fp8dash.choose.recipe import (
     GROUPS,
@@ -23,7 +25,7 @@ from fp8dash.choose.recipe import (
     parse_cast,
     parse_recipe,
 )
-from fp8dash.choose.records import BACKENDS, HAYSTACKS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
+from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
 from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TILES, When, tile_of, when_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
@@ -44,7 +46,7 @@ USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activ
 USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
-    "tasks": "lm-eval tasks", "export": "Checkpoint",
+    "kv": "KV cache as it is read", "tasks": "lm-eval tasks", "export": "Checkpoint",
 }  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 
@@ -352,13 +354,10 @@ def _measure(base: Request, key: Names) -> Request:
             )
             lengths = st.text_input("Needle lengths (tokens)", _join(base.needle_lengths), key=key("lengths"))
             depths = st.text_input("Needle depths (%)", _join(base.needle_depths), key=key("depths"))
-        haystack = st.radio(
-            "Haystack", list(HAYSTACKS), list(HAYSTACKS).index(base.haystack), key=key("haystack"), horizontal=True,
-            format_func=lambda h: f"{h}: {HAYSTACKS[h]}",
-        )  # fmt: skip
+        needles = _needles(base, key)
     request = dataclasses.replace(
         base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
-        measures=tuple(m for m in MEASURES if m in measures), haystack=haystack,
+        measures=tuple(m for m in MEASURES if m in measures), **needles,
         calibration=(calibration or "").strip(), calibration_windows=int(calibrated),
     )  # fmt: skip
     try:
@@ -396,6 +395,30 @@ def _tasks(base: Request, key: Names) -> Request:
 def _task_choice(label: str, choices: dict[str, str], start: str, key: str) -> str:
     told = "  \n".join(f"**{name}**: {meaning}" for name, meaning in choices.items())
     return str(st.selectbox(label, list(choices), list(choices).index(start), key=key, width=150, help=told))
+
+
+def _needles(base: Request, key: Names) -> dict[str, Any]:
+    """The request's fields on what is hidden, where, and how it is asked for."""
+    with st.container(horizontal=True):
+        kind = st.selectbox(
+            "Needle", list(KINDS), list(KINDS).index(base.needle_kind), key=key("needle_kind"),
+            format_func=lambda k: f"{k} · {KINDS[k].meaning}", help="RULER’s tasks, without niah_.",
+        )  # fmt: skip
+        start = base.haystack if kind == base.needle_kind else KINDS[kind].haystack
+        offered = [name for name in HAYSTACKS if (kind, name) not in REFUSED]
+        haystack = st.selectbox(
+            "Haystack", offered, offered.index(start), key=key(f"haystack_{kind}"),
+            format_func=lambda h: f"{h} · {HAYSTACKS[h]}",
+        )  # fmt: skip
+        chat = st.selectbox(
+            "Chat template", list(CHATS), list(CHATS).index(base.needle_chat), key=key("needle_chat"), width=150,
+            help="  \n".join(f"{name}: {meaning}" for name, meaning in CHATS.items()),
+        )  # fmt: skip
+        repeats = st.number_input(
+            "Repeats", 1, MOST_REPEATS, base.needle_repeats, key=key("needle_repeats"), width=130,
+            help="Needles at each length and depth, each with a key and a value of its own: more, narrower intervals.",
+        )  # fmt: skip
+    return {"needle_kind": kind, "haystack": haystack, "needle_chat": chat, "needle_repeats": int(repeats)}
 
 
 def _corpus(base: Request, key: Names) -> str:

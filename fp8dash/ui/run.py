@@ -12,7 +12,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Artefact, Layer, Measurement
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.task_report import PREFIX, TaskLine, task_lines
-from fp8dash.ui import charts
+from fp8dash.ui import charts, needles
 from fp8dash.ui.frame import Frame, draw, guarded, metric_help, zone
 from fp8dash.ui.stages import progress
 from fp8dash.ui.words import lasted, moment, plain, setting, short
@@ -27,6 +27,18 @@ TITLES = {
     "weight_clipped": "Weights clipped",
     "kv_bytes_per_token": "KV cache, bytes a token",
     "activation_clipped": "Activations clipped",
+    "kv_kld": "KV cache: KLD",
+    "kv_ppl": "KV cache: PPL",
+    "kv_baseline_ppl": "KV cache: baseline PPL",
+    "kv_ln_ppl_diff": "KV cache: Δ ln PPL",
+    "kv_top1": "KV cache: top-1",
+    "kv_scale_lowest": "KV cache: lowest scale",
+    "kv_scale_highest": "KV cache: highest scale",
+    "kv_scales_at_one": "KV cache: scales at 1.0",
+    "baseline_needle": "Baseline needle",
+    "needle_logprob": "Needle ln p",
+    "baseline_needle_logprob": "Baseline needle ln p",
+    "needle_logprob_diff": "Δ needle ln p",
 }
 BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
@@ -35,7 +47,7 @@ GRADIENTS = {  # what is measured of each layer's gradient, and how the screen c
     "clipped_e4m3fn": "Clipped in E4M3", "clipped_e5m2": "Clipped in E5M2",
 }  # fmt: skip
 FACTS = {"peak_rss_bytes": "Peak memory"}
-BOUNDS = ("ln_ppl_diff_low", "ln_ppl_diff_high")
+BOUNDS = ("_low", "_high")  # how the ends of a number's interval are named
 
 
 def page(frame: Frame, run_id: str) -> None:
@@ -51,6 +63,8 @@ def page(frame: Frame, run_id: str) -> None:
         if st.button("Again with changes", key="run_again"):
             frame.go("new_run", **{"from": run.id})
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
+    if any(m.name == "kv_scales_at_one" and m.value == 1.0 for m in numbers):
+        st.warning("Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format are clipped.")
     _note(frame, run.id)
     _numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
     if made := [m for m in numbers if m.label and m.name in BY_PLACE]:
@@ -73,6 +87,7 @@ def page(frame: Frame, run_id: str) -> None:
         with right:
             st.header("Needles by length and depth", anchor=False)
             draw(charts.needle_maps({name: cells}), key="run_needle", alt="Needle scores")
+        needles.of_run(name, cells)
     if run.backend != "baseline":
         _deploy(run, frame.store.artefacts([run_id])[run_id])
     _provenance(frame, run)
@@ -124,14 +139,14 @@ def _numbers(numbers: list[Measurement]) -> None:
     if not numbers:
         st.info("Nothing is measured yet: the stages above say how far the run is.")
         return
-    bounds = {m.name: m.value for m in numbers if m.name in BOUNDS}
-    listed = [m for m in numbers if m.name not in BOUNDS]
+    bounds = {(m.name, m.label): m.value for m in numbers if m.name.endswith(BOUNDS)}
+    listed = [m for m in numbers if not m.name.endswith(BOUNDS)]
     table = pd.DataFrame(
         {
             "What": [_title(m.name) for m in listed],
             "Of": [m.label for m in listed],
             "Value": [_value(m) for m in listed],
-            "95 % interval": [_bounds(bounds) if m.name == "ln_ppl_diff" else "" for m in listed],
+            "95 % interval": [_bounds(bounds, m) for m in listed],
             "Unit": ["MB" if m.name == "model_bytes" else m.unit.replace("x ", "× ") for m in listed],
             "Better": [m.better or DASH for m in listed],
             "Backend": [m.backend for m in listed],
@@ -181,8 +196,12 @@ def _tasks(lines: list[TaskLine]) -> None:
     st.dataframe(table, hide_index=True, key="run_tasks", height="content", column_config=columns)
 
 
-def _bounds(values: dict[str, float | None]) -> str:
-    low, high = (values.get(name) for name in BOUNDS)
+def _bounds(values: dict[tuple[str, str], float | None], m: Measurement) -> str:
+    """The interval of a number that has one; a dash where its units are too few."""
+    ends = [(m.name + end, m.label) for end in BOUNDS]
+    if not all(end in values for end in ends):
+        return ""
+    low, high = (values[end] for end in ends)
     return DASH if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 

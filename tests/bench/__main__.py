@@ -2,6 +2,7 @@
 
 recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward, same tokens
 usual_way_over_ours  lm-eval on baseline and compressed-tensors' fake-quantized model over that stage: see usual.py
+needle_over_generate a needle grid, both grades, over bare `model.generate` of the same prompts one after another
 cast.<tile>.*        cast and back of 64 Mi elements beside the libraries people use: see casts.py
 page.<name>.ms_10k   median server time of a page on a board of 10,000 runs (ms_100k: 100,000); unit page.bare.ms
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
@@ -15,8 +16,10 @@ from statistics import median
 import torch
 
 from fp8dash.choose.presets import PRESETS
+from fp8dash.choose.records import Request
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import cut_windows, load_corpus
+from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, haystack_of, needle
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.model.load import find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import cast_model
@@ -36,6 +39,7 @@ def main() -> None:
     """Prints the table and the JSON line."""
     ratios: dict[str, float | str] = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
     ratios["usual_way_over_ours"] = _ratio(*usual_and_ours(), repeats=SLOW_REPEATS)
+    ratios["needle_over_generate"] = needle_over_generate()
     ratios |= cast_ratios()
     ratios |= pages()
     print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")
@@ -69,6 +73,27 @@ def recipe_over_forward() -> float:
             pass
 
     return _ratio(stage, forward)
+
+
+@torch.no_grad()
+def needle_over_generate() -> float:
+    """How much more a needle grid costs than the answers alone; lower is better."""
+    loaded = load(locate("demo", cache_dir()), torch_device("auto"))
+    request = Request()
+    grid = Grid(request.needle_lengths, request.needle_depths, haystack_of("noise", ""))
+    prompts = build_prompts(loaded, grid, request.needle_chat)
+
+    def generate() -> None:
+        for prompt in prompts:
+            ids = torch.tensor([prompt.ids], device=loaded.model.device)
+            more = {"max_new_tokens": prompt.kind.answer_tokens, "do_sample": False, "pad_token_id": 0}
+            loaded.model.generate(ids, attention_mask=torch.ones_like(ids), **more)
+
+    def stage() -> None:
+        answers = [item for item in answered(loaded, prompts, None, "needle") if isinstance(item, Answer)]
+        list(needle(prompts, answers, answers, "baseline", 0, ""))
+
+    return _ratio(stage, generate)
 
 
 @torch.no_grad()

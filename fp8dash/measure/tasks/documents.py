@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from fp8dash.errors import CorpusError
 from fp8dash.measure.corpora import pydocs_pages
-from fp8dash.measure.needle import ANSWER, NOISE, build_prompt
+from fp8dash.measure.needle import NOISE, TASKS, Grid, build_prompt
 
 
 def needles(
@@ -38,13 +38,13 @@ def found(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
 
 def _needle(tokenizer: Any, length: int, depth: int, seed: int) -> dict[str, Any]:
     """A prompt cut where the model's own turn begins, were there a chat template."""
-    prompt = build_prompt(tokenizer, [NOISE], length, depth, seed)
+    prompt = build_prompt(tokenizer, Grid((length,), (depth,), (NOISE,), seed=seed), length, depth, 0, "off")
     text = tokenizer.decode(prompt.ids, skip_special_tokens=True)
-    at = text.rindex(ANSWER.partition("{key}")[0])
+    at = text.rindex(TASKS[1][1].partition("{what}")[0].strip())
     return {
         "question": text[:at],
         "answer_prefix": text[at:].strip(),
-        "expected": prompt.expected,
+        "expected": prompt.expected[0],
         "length": length,
         "depth": depth,
     }

@@ -13,8 +13,8 @@ from db.tables import Instant
 from fp8dash.choose.records import Request
 from fp8dash.errors import InvalidChoice
 
-revision = "0004"
-down_revision = "0003"
+revision = "0009"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
