@@ -35,7 +35,7 @@ def test_needles_of_the_first_schema_keep_their_grades_and_have_no_new_ones(tmp_
     _at_revision(f"sqlite:///{file}", "0001")
     with sqlite3.connect(file) as connection:
         run = {c[1]: "" for c in connection.execute("PRAGMA table_info(run)")}
-        run |= {"id": "r", "request": "{}", "facts": "{}", "attempt": 0, "stage_share": 0.0, "study_id": None}
+        run |= {"id": "r", "request": '{"windows": 8, "window_length": 512}', "facts": "{}", "attempt": 0, "stage_share": 0.0, "study_id": None}
         run |= {"worker_id": None, "created_at": "2026-01-01 00:00:00", "started_at": None, "finished_at": None}
         connection.execute(f"INSERT INTO run ({','.join(run)}) VALUES ({','.join('?' * len(run))})", [*run.values()])
         columns = "run_id, stage, length, depth, score, prompt_tokens, expected, answer"
