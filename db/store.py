@@ -32,6 +32,7 @@ from db.tables import (
     MeasurementTable,
     NeedleCellTable,
     RunTable,
+    SensitivityTable,
     StageTable,
     StudyTable,
     WindowTable,
@@ -39,7 +40,7 @@ from db.tables import (
 )
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import GemmPoint, Layer, Measurement, NeedleCell, Request, Row, Window
+from fp8dash.choose.records import GemmPoint, Layer, Measurement, NeedleCell, Request, Row, Sensitivity, Window
 from fp8dash.errors import InvalidChoice, StoreError
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
@@ -59,6 +60,7 @@ ROW_TABLES: dict[type[Row], type[Base]] = {
     Layer: LayerTable,
     GemmPoint: GemmPointTable,
     NeedleCell: NeedleCellTable,
+    Sensitivity: SensitivityTable,
 }
 
 
@@ -238,6 +240,10 @@ class Store:
     def needle_cells(self, run_ids: Sequence[str]) -> dict[str, list[NeedleCell]]:
         """The needle cells of each run."""
         return self._rows(NeedleCell, run_ids)
+
+    def sensitivities(self, run_ids: Sequence[str]) -> dict[str, list[Sensitivity]]:
+        """What casting each group of Linears costs, of each run, in the model's order."""
+        return self._rows(Sensitivity, run_ids)
 
     def workers(self) -> list[Worker]:
         """All workers that ever ran, the last started first."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     DateTime,
     Dialect,
     Float,
@@ -176,6 +177,13 @@ class GemmPointTable(OfStage, Base):
     matmul_us: Mapped[float | None] = mapped_column(Float)
     kernel: Mapped[str]
     reason: Mapped[str]
+    baseline_iqr: Mapped[float | None] = mapped_column(Float)  # relative
+    cast_iqr: Mapped[float | None] = mapped_column(Float)
+    matmul_iqr: Mapped[float | None] = mapped_column(Float)
+    baseline_cold_us: Mapped[float | None] = mapped_column(Float)
+    cast_cold_us: Mapped[float | None] = mapped_column(Float)
+    matmul_cold_us: Mapped[float | None] = mapped_column(Float)
+    matmul_bytes: Mapped[float | None] = mapped_column(Float)
 
 
 class NeedleCellTable(OfStage, Base):
@@ -189,6 +197,21 @@ class NeedleCellTable(OfStage, Base):
     prompt_tokens: Mapped[int]
     expected: Mapped[str]
     answer: Mapped[str]
+
+
+class SensitivityTable(OfStage, Base):
+    """What casting some Linears costs, alone and by their absence: mean KLD, nats."""
+
+    __tablename__ = "sensitivity"
+
+    group: Mapped[str]
+    pattern: Mapped[str]
+    linears: Mapped[int]
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    bits_per_weight: Mapped[float] = mapped_column(Float)
+    alone_kld: Mapped[float] = mapped_column(Float)
+    all_but_kld: Mapped[float] = mapped_column(Float)
+    kept: Mapped[bool]
 
 
 class WorkerTable(Base):

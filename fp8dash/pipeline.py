@@ -17,20 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
+from fp8dash.measure.decode import decode
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
 from fp8dash.measure.kv_cache import kv_memory
 from fp8dash.measure.needle import NOISE, check_lengths, needle, sentences
 from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.provenance import made_with
+from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
-from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
+from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import EMULATED, cast_model
 
 PREPARING = ("load", "baseline", "quantize")
+COMPARED = {"perplexity", "sensitivity"}  # need the baseline
+WINDOWED = COMPARED | {"gradients"}
 
 Item = Progress | Row | Baseline
 
@@ -47,10 +53,10 @@ class Bench:
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
     loaded: LoadedModel = field(init=False)  # from load, as are the next four
     corpus: Corpus = field(init=False)
-    windows: Tensor = field(init=False)  # only where perplexity or gradients are measured
+    windows: Tensor = field(init=False)  # only where one of WINDOWED is measured
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
-    baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
+    baseline: Baseline = field(init=False)  # from baseline, only where one of COMPARED is measured
     backend: str = ""  # from quantize
 
 
@@ -92,7 +98,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 1, 3, "reading weights")
     loaded = bench.loaded = load(folder, bench.where)
     yield Progress("load", 2, 3, "cutting the corpus")
-    if {"perplexity", "gradients"} & set(request.measures):
+    if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
             loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context
         )
@@ -105,7 +111,7 @@ def _load(bench: Bench) -> Iterator[Item]:
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
-    if "perplexity" not in bench.request.measures:
+    if not COMPARED & set(bench.request.measures):
         return
     file = baseline_file(
         bench.cache,
@@ -122,6 +128,12 @@ def _baseline(bench: Bench) -> Iterator[Item]:
 
 def _gradients(bench: Bench) -> Iterator[Item]:
     yield from gradients(bench.loaded.model, bench.windows)
+
+
+def _sensitivity(bench: Bench) -> Iterator[Item]:
+    request, budget = bench.request, parse_budget(bench.request.sensitivity_budget)
+    probed = (bench.loaded.model, bench.base_head, bench.windows, bench.baseline)
+    yield from sensitivity(*probed, bench.recipe, request.sensitivity, budget)
 
 
 def _quantize(bench: Bench) -> Iterator[Item]:
@@ -156,14 +168,21 @@ def _needle(bench: Bench) -> Iterator[Item]:
     yield from needle(loaded, *grid, haystack, bench.backend, request.seed, bench.recipe.kv)
 
 
+def _decode(bench: Bench) -> Iterator[Item]:
+    request, loaded = bench.request, bench.loaded
+    yield from decode(loaded.model, loaded.context, request.decode_batches, bench.backend, request.seed)
+
+
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "load": _load,
     "baseline": _baseline,
     "gradients": _gradients,
+    "sensitivity": _sensitivity,
     "quantize": _quantize,
     "gemm": _gemm,
     "perplexity": _perplexity,
     "needle": _needle,
+    "decode": _decode,
 }
 
 
@@ -175,9 +194,8 @@ def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, 
         "corpus_origin": corpus.origin,
         "device": bench.device.label,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "versions": runtime(),
-        "threads": torch.get_num_threads(),
         "seed": bench.request.seed,
+        **made_with(bench.where, bench.request.measures),
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8dash.choose.catalog import DEMO, PYDOCS
+from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import BASELINE_TEXT
 from fp8dash.errors import InvalidChoice
@@ -19,8 +20,8 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (*DEFAULT_MEASURES, "gradients")  # and what may be added to it
-STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "needle")
+MEASURES = (*DEFAULT_MEASURES, "gradients", "sensitivity", "decode")  # and what may be added to it
+STAGES = ("load", "baseline", "gradients", "sensitivity", "quantize", "gemm", "perplexity", "needle", "decode")
 HAYSTACKS = {"noise": "RULER's noise lines", "corpus": "sentences of the corpus"}
 LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
 
@@ -42,6 +43,9 @@ class Request:
     backend: str = "auto"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
     seed: int = 0
+    sensitivity: str = "kind"  # what is cast at once: of GRANULARITIES
+    sensitivity_budget: str = HALF  # of the mixed recipe that is suggested
+    decode_batches: tuple[int, ...] = (1, 8)
 
     def checked(self) -> "Request":
         """This request with its recipe in canonical form; raises InvalidChoice with what to change."""
@@ -60,7 +64,12 @@ class Request:
         _within("GEMM M", self.gemm_m, 1, 65_536)
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)
-        return dataclasses.replace(self, recipe=recipe_from(self.recipe).text)
+        _one_of("granularity of the sensitivity", self.sensitivity, tuple(GRANULARITIES))
+        _within("decode batch", self.decode_batches, 1, 1024)
+        recipe = recipe_from(self.recipe)
+        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.weights:
+            raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
+        return dataclasses.replace(self, recipe=recipe.text)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -121,7 +130,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class GemmPoint:
-    """Times of one Linear shape at one M, in microseconds, beside the same product in the model's precision."""
+    """Times of one Linear shape at one M, in microseconds, beside the same product in the model's precision.
+
+    Times are medians; `iqr` is the distance of the quartiles over the median. Cold: caches were overwritten before.
+    """
 
     m: int
     n: int
@@ -132,6 +144,26 @@ class GemmPoint:
     matmul_us: float | None  # multiplying the codes; None where no native kernel is legal
     kernel: str
     reason: str
+    baseline_iqr: float | None = None
+    cast_iqr: float | None = None
+    matmul_iqr: float | None = None
+    baseline_cold_us: float | None = None
+    cast_cold_us: float | None = None
+    matmul_cold_us: float | None = None
+    matmul_bytes: float | None = None  # codes and scales read, result written
+
+    @property
+    def baseline_bytes(self) -> int:
+        """What the product in 16 bits reads and writes."""
+        return 2 * (self.m * self.k + self.n * self.k + self.m * self.n)
+
+    def tflops(self, us: float | None) -> float | None:
+        """10¹² multiplications and additions a second of a product that takes so long.
+
+        >>> GemmPoint(1000, 1000, 1000, 1, 1e3, None, None, "", "").tflops(1e3)
+        2.0
+        """
+        return 2 * self.m * self.n * self.k / us / 1e6 if us else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +176,20 @@ class NeedleCell:
     prompt_tokens: int
     expected: str
     answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What casting some Linears costs: alone, and what the whole recipe costs without them. Mean KLD in nats."""
+
+    group: str
+    pattern: str  # as skip= takes it
+    linears: int
+    parameters: int
+    bits_per_weight: float  # cast, scales included
+    alone_kld: float
+    all_but_kld: float
+    kept: bool  # in the mixed recipe that is suggested
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +207,10 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
 
-Row = Measurement | Window | Layer | GemmPoint | NeedleCell
-ROWS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell)}
+Row = Measurement | Window | Layer | GemmPoint | NeedleCell | Sensitivity
+ROWS: dict[str, type[Row]] = {
+    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, Sensitivity)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from fp8dash.choose.advice import Advice, advise, advise_request
 from fp8dash.choose.catalog import CORPORA, MODELS, ModelShape, estimate, shape_of
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
 from fp8dash.choose.recipe import (
     GROUPS,
@@ -33,6 +34,7 @@ from fp8dash.ui.words import listed, many, plain
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
 FILE = "A text file …"
+MIXED = "_mixed"  # of a visit's name, where the link brings a recipe of its own
 SHARING = {
     "tensor": ("one scale for all", "one scale for all", "one scale per operand"),
     "row": ("one per output channel", "one per token", "one per token and head"),
@@ -43,6 +45,7 @@ SHARING = {
 USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activations, attention, when switched on
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
+    "sensitivity": "Sensitivity", "decode": "Decode speed",
 }  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 
@@ -65,7 +68,8 @@ def page(frame: Frame) -> None:
     key = Names(source)
     head = st.empty()
     if source != "new":
-        st.info(f"Filled in from run {plain(source)}: change what was wrong, then queue it.")
+        mixed = " and the recipe that it suggests" if source.endswith(MIXED) else ""
+        st.info(f"Filled in from run {plain(source.removesuffix(MIXED))}{mixed}: change what was wrong, then queue it.")
     left, right = st.columns([1.9, 1], gap="large")
     with left:
         model = _model(base, key)
@@ -102,7 +106,10 @@ def _base(frame: Frame, workers: Sequence[Worker]) -> tuple[str, Request]:
     old = st.query_params.get("from", "")
     if old:
         try:
-            return old, frame.store.run(old).request
+            request = frame.store.run(old).request
+            if text := st.query_params.get("recipe", ""):
+                return old + MIXED, dataclasses.replace(request, recipe=recipe_from(text).text)
+            return old, request
         except Fp8dashError as error:
             say_error(error)
     devices = [device_of(w) for w in alive(workers)]
@@ -316,7 +323,7 @@ def _measure(base: Request, key: Names) -> Request:
         )
         length = st.number_input("Tokens a window", 16, 1_048_576, base.window_length, 16, key=key("length"), width=170)
         seed = st.number_input("Seed", 0, 2**31 - 1, base.seed, key=key("seed"), width=150)
-    with st.expander("GEMM sizes and needles"):
+    with st.expander("GEMM sizes, needles, sensitivity and decoding"):
         with st.container(horizontal=True):
             ms = st.text_input(
                 "GEMM M (tokens)",
@@ -330,14 +337,25 @@ def _measure(base: Request, key: Names) -> Request:
             "Haystack", list(HAYSTACKS), list(HAYSTACKS).index(base.haystack), key=key("haystack"), horizontal=True,
             format_func=lambda h: f"{h}: {HAYSTACKS[h]}",
         )  # fmt: skip
+        with st.container(horizontal=True):
+            granularity = st.selectbox(
+                "Sensitivity of", list(GRANULARITIES), list(GRANULARITIES).index(base.sensitivity),
+                key=key("sensitivity"), format_func=lambda g: f"{g} · {GRANULARITIES[g]}",
+            )  # fmt: skip
+            budget = st.text_input(
+                "Budget of the mixed recipe", base.sensitivity_budget, key=key("budget"),
+                help="kld=0.01 (nats), kld=50% of the whole recipe’s, or bits=9.5 (a weight).",
+            )  # fmt: skip
+            batches = st.text_input("Decode batches", _join(base.decode_batches), key=key("batches"))
     request = dataclasses.replace(
-        base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
+        base, sensitivity=granularity, sensitivity_budget=budget or "",
+        corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
         measures=tuple(m for m in MEASURES if m in measures), haystack=haystack,
     )  # fmt: skip
     try:
         return dataclasses.replace(
             request, gemm_m=_whole("GEMM M", ms), needle_lengths=_whole("needle length", lengths),
-            needle_depths=_whole("needle depth", depths),
+            needle_depths=_whole("needle depth", depths), decode_batches=_whole("decode batch", batches),
         )  # fmt: skip
     except InvalidChoice as error:
         say_error(error)
