@@ -323,7 +323,7 @@ def _measure(base: Request, key: Names) -> Request:
         )
         length = st.number_input("Tokens a window", 16, 1_048_576, base.window_length, 16, key=key("length"), width=170)
         seed = st.number_input("Seed", 0, 2**31 - 1, base.seed, key=key("seed"), width=150)
-    with st.expander("GEMM sizes, needles, sensitivity and decoding"):
+    with st.expander("GEMM sizes and needles"):
         with st.container(horizontal=True):
             ms = st.text_input(
                 "GEMM M (tokens)",
@@ -337,16 +337,16 @@ def _measure(base: Request, key: Names) -> Request:
             "Haystack", list(HAYSTACKS), list(HAYSTACKS).index(base.haystack), key=key("haystack"), horizontal=True,
             format_func=lambda h: f"{h}: {HAYSTACKS[h]}",
         )  # fmt: skip
-        with st.container(horizontal=True):
-            granularity = st.selectbox(
-                "Sensitivity of", list(GRANULARITIES), list(GRANULARITIES).index(base.sensitivity),
-                key=key("sensitivity"), format_func=lambda g: f"{g} · {GRANULARITIES[g]}",
-            )  # fmt: skip
-            budget = st.text_input(
-                "Budget of the mixed recipe", base.sensitivity_budget, key=key("budget"),
-                help="kld=0.01 (nats), kld=50% of the whole recipe’s, or bits=9.5 (a weight).",
-            )  # fmt: skip
-            batches = st.text_input("Decode batches", _join(base.decode_batches), key=key("batches"))
+    with st.expander("Sensitivity and decoding"), st.container(horizontal=True):
+        granularity = st.selectbox(
+            "Sensitivity of", list(GRANULARITIES), list(GRANULARITIES).index(base.sensitivity),
+            key=key("sensitivity"), format_func=lambda g: f"{g} · {GRANULARITIES[g]}",
+        )  # fmt: skip
+        budget = st.text_input(
+            "Budget of the mixed recipe", base.sensitivity_budget, key=key("budget"),
+            help="kld=0.01 (nats), kld=50% of the whole recipe’s, or bits=9.5 (a weight).",
+        )  # fmt: skip
+        batches = st.text_input("Decode batches", _join(base.decode_batches), key=key("batches"))
     request = dataclasses.replace(
         base, sensitivity=granularity, sensitivity_budget=budget or "",
         corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,

@@ -46,6 +46,7 @@ GRADIENTS = {  # what is measured of each layer's gradient, and how the screen c
     "flushed_e4m3fn": "Flushed in E4M3", "flushed_e5m2": "Flushed in E5M2",
     "clipped_e4m3fn": "Clipped in E4M3", "clipped_e5m2": "Clipped in E5M2",
 }  # fmt: skip
+PLURALS = {"versions": "Version of {}", "methods": "Method of {}"}
 FACTS = {"peak_rss_bytes": "Peak memory", "clocks_mhz": "Clocks (MHz)"}
 BOUNDS = ("ln_ppl_diff_low", "ln_ppl_diff_high")
 
@@ -320,6 +321,7 @@ def _provenance(frame: Frame, run: Run) -> None:
         "Created": moment(run.created_at, here),
         "Started": moment(run.started_at, here),
         "Finished": moment(run.finished_at, here),
+        "Recipe": run.recipe,
         "Model": run.model,
         "Corpus": run.corpus,
         "Backend": run.backend or DASH,
@@ -328,7 +330,8 @@ def _provenance(frame: Frame, run: Run) -> None:
         "Model hash": run.model_hash or DASH,
         "Corpus hash": run.corpus_hash or DASH,
     }
-    facts |= {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, value) for key, value in run.facts.items()}
+    for key, value in run.facts.items():
+        facts |= _told(key, value)
     left, right = st.columns(2, gap="large")
     left.dataframe(
         pd.DataFrame({"What": list(facts), "Value": list(facts.values())}),
@@ -344,6 +347,13 @@ def _provenance(frame: Frame, run: Run) -> None:
         st.json(run.request.to_json())
     with st.expander("Log"):
         st.code(frame.queue.log_tail(run.id, LOG_LINES) or "The log is empty.", language=None, height=320)
+
+
+def _told(key: str, value: object) -> dict[str, str]:
+    """A fact as rows: a version or a method each has one of its own."""
+    if key in PLURALS and isinstance(value, dict):
+        return {PLURALS[key].format(name): str(one) for name, one in value.items()}
+    return {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, value)}
 
 
 def _fact(key: str, value: object) -> str:
