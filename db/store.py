@@ -35,6 +35,7 @@ from db.tables import (
     MeasurementTable,
     NeedleCellTable,
     RunTable,
+    SensitivityTable,
     StageTable,
     StandingTable,
     StudyTable,
@@ -44,7 +45,18 @@ from db.tables import (
 )
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, NeedleCell, Request, Row, TaskItem, Window
+from fp8dash.choose.records import (
+    Artefact,
+    GemmPoint,
+    Layer,
+    Measurement,
+    NeedleCell,
+    Request,
+    Row,
+    Sensitivity,
+    TaskItem,
+    Window,
+)
 from fp8dash.errors import InvalidChoice, StoreError
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
@@ -67,6 +79,7 @@ ROW_TABLES: dict[type[Row], type[Base]] = {
     NeedleCell: NeedleCellTable,
     Artefact: ArtefactTable,
     TaskItem: TaskItemTable,
+    Sensitivity: SensitivityTable,
 }
 
 
@@ -328,6 +341,10 @@ class Store:
     def task_items(self, run_ids: Sequence[str]) -> dict[str, list[TaskItem]]:
         """The scores of each run's tasks, by document."""
         return self._rows(TaskItem, run_ids)
+
+    def sensitivities(self, run_ids: Sequence[str]) -> dict[str, list[Sensitivity]]:
+        """What casting each group of Linears costs, of each run, in the model's order."""
+        return self._rows(Sensitivity, run_ids)
 
     def workers(self) -> list[Worker]:
         """All workers that ever ran, the last started first."""

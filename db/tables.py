@@ -233,6 +233,13 @@ class GemmPointTable(OfStage, Base):
     matmul_us: Mapped[float | None] = mapped_column(Float)
     kernel: Mapped[str]
     reason: Mapped[str]
+    baseline_iqr: Mapped[float | None] = mapped_column(Float)  # relative
+    cast_iqr: Mapped[float | None] = mapped_column(Float)
+    matmul_iqr: Mapped[float | None] = mapped_column(Float)
+    baseline_cold_us: Mapped[float | None] = mapped_column(Float)
+    cast_cold_us: Mapped[float | None] = mapped_column(Float)
+    matmul_cold_us: Mapped[float | None] = mapped_column(Float)
+    matmul_bytes: Mapped[float | None] = mapped_column(Float)
 
 
 class NeedleCellTable(OfStage, Base):
@@ -278,6 +285,21 @@ class TaskItemTable(OfStage, Base):
     value: Mapped[float] = mapped_column(Float)
     weight: Mapped[float] = mapped_column(Float)
     unit: Mapped[str] = mapped_column(String(8))
+
+
+class SensitivityTable(OfStage, Base):
+    """What casting some Linears costs, alone and by their absence: mean KLD, nats."""
+
+    __tablename__ = "sensitivity"
+
+    group: Mapped[str]
+    pattern: Mapped[str]
+    linears: Mapped[int]
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    bits_per_weight: Mapped[float] = mapped_column(Float)
+    alone_kld: Mapped[float] = mapped_column(Float)
+    all_but_kld: Mapped[float] = mapped_column(Float)
+    kept: Mapped[bool]
 
 
 class WorkerTable(Base):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
 from fp8dash import report
+from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
@@ -286,6 +287,14 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
     parser.add_argument("--device", default=default.device)
     parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument(
+        "--sensitivity", choices=GRANULARITIES, default=default.sensitivity, help="what is cast at once"
+    )
+    parser.add_argument(
+        "--sensitivity-budget", default=default.sensitivity_budget,
+        help="of the mixed recipe that is suggested: kld=0.01 (nats), kld=50%% of the whole recipe's, or bits=9.5",
+    )  # fmt: skip
+    parser.add_argument("--decode-batches", type=_numbers, default=default.decode_batches, help="prompts at once")
     parser.add_argument("--study", default="From the command line", help="a name for runs submitted together")
     parser.add_argument("--wait", action="store_true", help="until all have ended; status 1 if one did not finish")
     _add_owner(parser)

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import Corpus, calibration_windows, cut_windows, load_corpus
+from fp8dash.measure.decode import decode
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
 from fp8dash.measure.kv_cache import Paths, kv_baseline, kv_memory, kv_paths
@@ -40,14 +42,18 @@ from fp8dash.measure.needle import (
     needle,
 )
 from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.provenance import made_with
+from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, observe, rewind
 from fp8dash.model.export import export
-from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, runtime, torch_device
+from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import EMULATED, cast_model
 from fp8dash.places import tasks_dir
 
 PREPARING = ("load", "baseline", "quantize")
+COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
+WINDOWED = COMPARED | {"gradients"}
 
 Item = Progress | Row | Baseline
 
@@ -64,12 +70,12 @@ class Bench:
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
     loaded: LoadedModel = field(init=False)  # from load, as are the next four
     corpus: Corpus = field(init=False)
-    windows: Tensor = field(init=False)  # only where perplexity or gradients are measured
+    windows: Tensor = field(init=False)  # only where one of WINDOWED is measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
     calibrated_on: dict[str, Any] = field(init=False)
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
-    baseline: Baseline = field(init=False)  # from baseline, only where perplexity is measured
+    baseline: Baseline = field(init=False)  # from baseline, only where one of COMPARED is measured
     kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
     prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
     needle_baseline: list[Answer] = field(init=False)
@@ -117,7 +123,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 1, 3, "reading weights")
     loaded = bench.loaded = load(folder, bench.where)
     yield Progress("load", 2, 3, "cutting the corpus")
-    if {"perplexity", "gradients", "kv"} & set(request.measures):
+    if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
             loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context
         )
@@ -139,7 +145,7 @@ def _baseline(bench: Bench) -> Iterator[Item]:
     measures, facts = bench.request.measures, (bench.loaded.content_hash, bench.device.label)
     if "needle" in measures:
         bench.prompts = build_prompts(bench.loaded, _grid(bench.request, bench.corpus), bench.request.needle_chat)
-    if {"perplexity", "kv"} & set(measures):
+    if COMPARED & set(measures):
         yield from _token_baseline(bench)
     if "kv" in measures:
         bench.kv_baseline = yield from kv_baseline(bench.loaded.model, bench.windows, bench.cache, *facts)
@@ -163,6 +169,12 @@ def _token_baseline(bench: Bench) -> Iterator[Item]:
 
 def _gradients(bench: Bench) -> Iterator[Item]:
     yield from gradients(bench.loaded.model, bench.windows)
+
+
+def _sensitivity(bench: Bench) -> Iterator[Item]:
+    request, budget = bench.request, parse_budget(bench.request.sensitivity_budget)
+    probed = (bench.loaded.model, bench.base_head, bench.windows, bench.baseline)
+    yield from sensitivity(*probed, bench.recipe, request.sensitivity, budget)
 
 
 def _quantize(bench: Bench) -> Iterator[Item]:
@@ -234,15 +246,22 @@ def _tasks(bench: Bench) -> Iterator[Item]:
     yield from harness(bench.loaded, bench.tasks, asking, bench.backend, bench.recipe.kv)
 
 
+def _decode(bench: Bench) -> Iterator[Item]:
+    request, loaded = bench.request, bench.loaded
+    yield from decode(loaded.model, loaded.context, request.decode_batches, bench.backend, request.seed)
+
+
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "load": _load,
     "baseline": _baseline,
     "gradients": _gradients,
+    "sensitivity": _sensitivity,
     "quantize": _quantize,
     "gemm": _gemm,
     "perplexity": _perplexity,
     "kv": _kv,
     "needle": _needle,
+    "decode": _decode,
     "tasks": _tasks,
     "export": _export,
 }
@@ -269,9 +288,8 @@ def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, 
         "corpus_origin": corpus.origin,
         "device": bench.device.label,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "versions": runtime(),
-        "threads": torch.get_num_threads(),
         "seed": bench.request.seed,
+        **made_with(bench.where, bench.request.measures),
     }
 
 

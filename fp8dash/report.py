@@ -10,7 +10,7 @@ import io
 import json
 import math
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,6 +23,16 @@ from fp8dash.choose.records import LOWER, NEITHER, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, METRICS, Metric, heading, shown, signed
 from fp8dash.stats import SPEED_TIE, mcnemar, paired_difference
+
+PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: what bears on its numbers
+    "versions of fp8dash": lambda facts: facts.get("versions", {}).get("fp8dash"),
+    "versions of torch": lambda facts: facts.get("versions", {}).get("torch"),
+    "versions of transformers": lambda facts: facts.get("versions", {}).get("transformers"),
+    "commits of fp8dash": lambda facts: facts.get("commit", "")[:12],
+    "drivers": lambda facts: facts.get("driver"),
+    "numbers of threads": lambda facts: facts.get("threads"),
+    "seeds": lambda facts: facts.get("seed"),
+}
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Standing))
 UNITS = {  # of the columns, as they are stored: in the CSV's header and the Parquet file's fields
@@ -70,7 +80,8 @@ def comparison(store: Store, run_ids: Sequence[str]) -> Comparison:
     rows = tuple(found[run_id] for run_id in run_ids)
     windows, needles = store.windows(run_ids), store.needle_cells(run_ids)
     verdicts = [_verdict(metric, rows, windows, needles) for metric in METRICS.values()]
-    return Comparison(rows, tuple(verdicts), _unlike(rows))
+    facts = {run.id: run.facts for run in store.runs(ids=run_ids)}
+    return Comparison(rows, tuple(verdicts), (*_unlike(rows), *_made_unlike([facts[run_id] for run_id in run_ids])))
 
 
 def to_json(rows: Iterable[Standing]) -> str:
@@ -208,6 +219,16 @@ def _unlike(rows: Sequence[Standing]) -> tuple[str, ...]:
         said.append("Different windows: their perplexities are not on one scale.")
     if len(backends := {row.backend for row in rows} - {BASELINE_BACKEND, None}) > 1:
         said.append(f"Different backends: {', '.join(sorted(str(b) for b in backends))}.")
+    return tuple(said)
+
+
+def _made_unlike(facts: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What made the runs, where it differs: versions, driver, threads, seed. What was not told is no difference."""
+    said = []
+    for what, read in PROVENANCE.items():
+        known = {str(value) for found in facts if (value := read(found)) not in (None, "")}
+        if len(known) > 1:
+            said.append(f"Different {what}: {', '.join(sorted(known))}.")
     return tuple(said)
 
 

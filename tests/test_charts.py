@@ -9,7 +9,7 @@ import pytest
 
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.presets import PRESETS
-from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Window
+from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Sensitivity, Window
 from fp8dash.choose.scaling import TILES
 from fp8dash.metrics import METRICS
 from fp8dash.report import Standing
@@ -221,3 +221,23 @@ def test_a_figures_numbers_leave_as_csv_without_tags_or_formulas() -> None:
     assert ["", "256", "50 %", "0.5", "", ""] in csv.reader(
         io.StringIO(charts.data_csv(charts.needle_maps({"": cells})))
     )
+
+
+def test_rates_are_drawn_for_what_was_timed_and_the_cast_apart() -> None:
+    points = [GemmPoint(m, 100, 50, 2, 10.0, 5.0, 5.0, "scaled_mm", "") for m in (1, 16)]
+    figure = charts.gemm_rates({"a": points}, {"a": charts.look("w=e4m3fn/row a=e4m3fn/row", "native")})
+    lines = {trace.name: list(trace.y) for trace in figure.data}
+    base = [2 * m * 100 * 50 / 10.0 / 1e6 for m in (1, 16)]
+    assert lines["BF16"] == base and lines["a with the cast"] == base and lines["a"] == [2 * y for y in base]
+    untimed = [GemmPoint(1, 100, 50, 2, 10.0, None, None, "", "no kernel")]
+    figure = charts.gemm_rates({"a": untimed}, {"a": charts.look("bf16", "baseline")})
+    assert [trace.name for trace in figure.data] == ["BF16"]
+
+
+def test_groups_are_ranked_by_what_they_cost_and_the_kept_are_marked() -> None:
+    rows = [Sensitivity(f"<{i}>", "p", 1, 10, 8.0, 0.001 * i, 0.05 - 0.001 * i, i == 29) for i in range(30)]
+    figure = charts.sensitivity_bars(rows, 0.05)
+    saved, alone = figure.data
+    assert len(alone.y) == charts.RANKED and alone.y[-1] == "&lt;29&gt; (kept)" and list(alone.x) == sorted(alone.x)
+    assert list(saved.x) == pytest.approx(list(alone.x))  # where costs add up, the two agree
+    assert len(charts.sensitivity_bars(rows, None).data) == 1

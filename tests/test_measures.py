@@ -12,6 +12,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import GemmPoint, Measurement, Window
 from fp8dash.errors import CorpusError, ModelError, NotFinite
 from fp8dash.measure import baseline as baselines
+from fp8dash.measure import gemm as gemms
 from fp8dash.measure.baseline import Baseline, baseline_of, read_baseline
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.gemm import gemm
@@ -161,8 +162,41 @@ def test_gemm_times_every_shape_and_m_and_says_why_nothing_was_timed():
         assert all(p.baseline_us > 0 and (p.matmul_us is not None) == native for p in points)
         overall = items[-1]
         assert (overall.name, overall.label) == ("gemm_speedup", "")
+        assert all(p.baseline_cold_us > 0 and p.baseline_iqr >= 0 for p in points)
+        assert all((p.matmul_cold_us is not None) == (p.cast_iqr is not None) == native for p in points)
         if native:
             ours = sum(p.count * (p.cast_us + p.matmul_us) for p in points if p.m == 16)
             assert overall.value == pytest.approx(sum(p.count * p.baseline_us for p in points if p.m == 16) / ours)
         else:
             assert overall.value == (1.0 if text == "bf16" else None) and overall.note
+
+
+def point(m, baseline, cast=None, matmul=None, reason=""):
+    return GemmPoint(m, 64, 32, 1, baseline, cast, matmul, "scaled_mm" if matmul else "", reason)
+
+
+@pytest.mark.parametrize(
+    ("points", "value", "said"),
+    [
+        ([point(1, 9.0, 5.0, 5.0), point(16, 9.0, 4.0, 4.0), point(64, 9.0, 1.0, 1.0)], 16.0, "of M=1, 16, 64"),
+        ([point(1, 9.0, 1.0, 1.0), point(16, 9.0, 9.0, 1.0)], 1.0, "of M=1, 16; slower again at M=[16]"),
+        ([point(1, 9.0, 9.0, 1.0), point(1, 9.0, 1.0, 1.0)], 1.0, "of M=1"),  # two shapes: 12 µs for 18
+        ([point(1, 9.0, 9.0, 1.0)], None, "none of M=1: the cast and the product take longer than BF16"),
+        ([point(1, 9.0, 1.0, 1.0), point(1, 9.0, reason="no kernel")], None, "no kernel"),
+    ],
+)
+def test_the_crossover_is_the_first_m_whose_cast_and_product_beat_bf16(points, value, said):
+    found = gemms._crossover(points)
+    assert (found.value, found.note, found.unit) == (value, said, "tokens")
+
+
+def test_a_rate_is_work_over_time_and_bytes_are_what_the_operands_hold():
+    """By hand: 2 * 4 * 64 * 32 operations; int8 codes, float32 scales a row, bfloat16 result."""
+    items = list(gemm(Counter({(64, 32): 1}), parse_recipe("w=int8/row a=int8/row"), (4,), CPU, torch.device("cpu"), 0))
+    (found,) = (item for item in items if isinstance(item, GemmPoint))
+    assert found.tflops(16.384) == pytest.approx(1e-3) and found.tflops(None) is None
+    assert found.baseline_bytes == 2 * (4 * 32 + 64 * 32 + 4 * 64)
+    assert found.matmul_bytes == (4 * 32 + 4 * 4) + (64 * 32 + 64 * 4) + 2 * 4 * 64
+    peaks = {item.label: item for item in items if isinstance(item, Measurement) and item.name.startswith("peak")}
+    assert set(peaks) == {"BF16", "int_mm", "copy"} and all(peak.value > 0 for peak in peaks.values())
+    assert [peaks[name].backend for name in peaks] == ["baseline", "native", "baseline"]

@@ -436,6 +436,8 @@ def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
     assert "210 weights were cast, 1 kept." in said(app)
     assert "over 6 cells; minus BF16’s on the same prompts −0.02" in said(app)
+    made = next(table.value for table in app.dataframe if "Recipe" in set(table.value.get("What", ())))
+    assert made.set_index("What").loc["Version of torch", "Value"] == "2.13.0"
 
 
 def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:

@@ -169,6 +169,21 @@ def test_unlike_runs_are_compared_with_the_difference_named(store):
     assert report.comparison(store, [a, b]).unlike == ("Different backends: emulated, native.",)
 
 
+def test_runs_made_by_unlike_software_are_said_to_be(store):
+    made = {"versions": {"torch": "2.13.0", "fp8dash": "0.1.0"}, "threads": 2, "seed": 0, "commit": "a" * 40}
+    runs = [finished(store, name) for name in ("FP8_BLOCK", "FP8_DYNAMIC", "MXFP8")]
+    others = made | {"versions": {"torch": "2.14.0", "fp8dash": "0.1.0"}, "threads": 4, "commit": "b" * 40}
+    with store.session() as session:
+        for run_id, facts in zip(runs, (made, others, {}), strict=True):
+            session.execute(update(RunTable).where(RunTable.id == run_id).values(facts=facts))
+    assert report.comparison(store, runs).unlike == (
+        "Different versions of torch: 2.13.0, 2.14.0.",
+        "Different commits of fp8dash: aaaaaaaaaaaa, bbbbbbbbbbbb.",
+        "Different numbers of threads: 2, 4.",
+    )
+    assert report.comparison(store, [runs[0], runs[2]]).unlike == ()  # what was not told is no difference
+
+
 def test_too_few_too_many_or_unknown_runs_are_refused(store):
     a = finished(store, "FP8_BLOCK")
     for ids, said in (

@@ -35,7 +35,14 @@ def test_needles_of_the_first_schema_keep_their_grades_and_have_no_new_ones(tmp_
     _at_revision(f"sqlite:///{file}", "0001")
     with sqlite3.connect(file) as connection:
         run = {c[1]: "" for c in connection.execute("PRAGMA table_info(run)")}
-        run |= {"id": "r", "request": '{"windows": 8, "window_length": 512}', "facts": "{}", "attempt": 0, "stage_share": 0.0, "study_id": None}
+        run |= {
+            "id": "r",
+            "request": '{"windows": 8, "window_length": 512}',
+            "facts": "{}",
+            "attempt": 0,
+            "stage_share": 0.0,
+            "study_id": None,
+        }
         run |= {"worker_id": None, "created_at": "2026-01-01 00:00:00", "started_at": None, "finished_at": None}
         connection.execute(f"INSERT INTO run ({','.join(run)}) VALUES ({','.join('?' * len(run))})", [*run.values()])
         columns = "run_id, stage, length, depth, score, prompt_tokens, expected, answer"
@@ -171,7 +178,7 @@ def test_the_migration_fills_the_rows_that_the_product_writes(tmp_path):
         connection.execute("DROP TABLE standing")
         connection.execute("DROP INDEX ix_run_request_hash")
         connection.execute("ALTER TABLE run DROP COLUMN request_hash")
-        connection.execute("UPDATE alembic_version SET version_num = '0004'")
+        connection.execute("UPDATE alembic_version SET version_num = '0005'")
     store = Store(f"sqlite:///{file}")
     assert columns(store, StandingTable) == written and len(written) == 15
     assert columns(store, RunTable) == keys

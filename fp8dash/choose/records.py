@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8dash.choose.catalog import DEMO, PYDOCS
+from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.needles import check_needles
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import BASELINE_TEXT
@@ -21,8 +22,29 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (*DEFAULT_MEASURES, "gradients", "kv", "tasks", "export")  # and what may be added to it
-STAGES = ("load", "baseline", "gradients", "quantize", "gemm", "perplexity", "kv", "needle", "tasks", "export")
+MEASURES = (
+    *DEFAULT_MEASURES,
+    "gradients",
+    "sensitivity",
+    "kv",
+    "decode",
+    "tasks",
+    "export",
+)  # and what may be added to it
+STAGES = (
+    "load",
+    "baseline",
+    "gradients",
+    "sensitivity",
+    "quantize",
+    "gemm",
+    "perplexity",
+    "kv",
+    "needle",
+    "decode",
+    "tasks",
+    "export",
+)
 TASK_PROMPTS = {"plain": "the task's text as it is", "chat": "in the model's chat template"}
 TASK_PRECISIONS = {
     "model": "log-probabilities in the model's precision, lm-eval's default: bfloat16 rounds a document's sum by 0.2 %",
@@ -57,6 +79,9 @@ class Request:
     backend: str = "auto"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
     seed: int = 0
+    sensitivity: str = "kind"  # what is cast at once: of GRANULARITIES
+    sensitivity_budget: str = HALF  # of the mixed recipe that is suggested
+    decode_batches: tuple[int, ...] = (1, 8)
 
     def checked(self) -> "Request":
         """This request with its recipe in canonical form; raises InvalidChoice with what to change.
@@ -81,6 +106,8 @@ class Request:
         _within("GEMM M", self.gemm_m, 1, 65_536)
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)
+        _one_of("granularity of the sensitivity", self.sensitivity, tuple(GRANULARITIES))
+        _within("decode batch", self.decode_batches, 1, 1024)
         _within("task limit", (self.task_limit,), 0, 10_000_000)
         tasks = tuple(dict.fromkeys(name.strip() for name in self.tasks if name.strip()))
         if "tasks" in self.measures and not tasks:
@@ -91,6 +118,8 @@ class Request:
                     f"“{name}” is not the name of a task: your own belong into the tasks folder, by name."
                 )
         recipe = recipe_from(self.recipe)
+        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.weights:
+            raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
         casts_cache = recipe.kv is not None and "perplexity" in self.measures
         more = ("kv",) if casts_cache else ()  # else no number would read the cache
         named = tuple(dict.fromkeys((*self.measures, *more, *(["tasks"] if tasks else []))))
@@ -155,7 +184,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class GemmPoint:
-    """Times of one Linear shape at one M, in microseconds, beside the same product in the model's precision."""
+    """Times of one Linear shape at one M, in microseconds, beside the same product in the model's precision.
+
+    Times are medians; `iqr` is the distance of the quartiles over the median. Cold: caches were overwritten before.
+    """
 
     m: int
     n: int
@@ -166,6 +198,26 @@ class GemmPoint:
     matmul_us: float | None  # multiplying the codes; None where no native kernel is legal
     kernel: str
     reason: str
+    baseline_iqr: float | None = None
+    cast_iqr: float | None = None
+    matmul_iqr: float | None = None
+    baseline_cold_us: float | None = None
+    cast_cold_us: float | None = None
+    matmul_cold_us: float | None = None
+    matmul_bytes: float | None = None  # codes and scales read, result written
+
+    @property
+    def baseline_bytes(self) -> int:
+        """What the product in 16 bits reads and writes."""
+        return 2 * (self.m * self.k + self.n * self.k + self.m * self.n)
+
+    def tflops(self, us: float | None) -> float | None:
+        """10¹² multiplications and additions a second of a product that takes so long.
+
+        >>> GemmPoint(1000, 1000, 1000, 1, 1e3, None, None, "", "").tflops(1e3)
+        2.0
+        """
+        return 2 * self.m * self.n * self.k / us / 1e6 if us else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +271,20 @@ class TaskItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What casting some Linears costs: alone, and what the whole recipe costs without them. Mean KLD in nats."""
+
+    group: str
+    pattern: str  # as skip= takes it
+    linears: int
+    parameters: int
+    bits_per_weight: float  # cast, scales included
+    alone_kld: float
+    all_but_kld: float
+    kept: bool  # in the mixed recipe that is suggested
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage is: done of total, and what it is doing."""
 
@@ -233,9 +299,9 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
 
-Row = Measurement | Window | Layer | GemmPoint | NeedleCell | TaskItem | Artefact
+Row = Measurement | Window | Layer | GemmPoint | NeedleCell | TaskItem | Sensitivity | Artefact
 ROWS: dict[str, type[Row]] = {
-    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, TaskItem, Artefact)
+    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, TaskItem, Sensitivity, Artefact)
 }
 
 

@@ -1,14 +1,18 @@
 """Times of a model's own Linear shapes: the product in the model's precision beside the cast and the native product.
 
 Operands are random (zeros draw less power and can run faster). The kinds are timed in turn, sample by sample, so that
-a slow moment hits them alike; each figure is a median. A layer without a native kernel has no cast time: emulation
-says nothing about speed.
+a slow moment hits them alike; each figure is a median with its spread. Warm: caches hold what the calls before left
+there; cold: they were overwritten, as a layer's weights find them. A layer without a native kernel has no cast time:
+emulation says nothing about speed.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,97 +21,236 @@ from torch.nn import functional as F
 from fp8dash.choose.hardware import Device, native_path
 from fp8dash.choose.hardware import Path as KernelPath
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import HIGHER, GemmPoint, Measurement, Progress
+from fp8dash.choose.records import HIGHER, LOWER, GemmPoint, Measurement, Progress
 from fp8dash.model.load import DTYPE
 from fp8dash.quant.cast import codes_by, codes_of, quantize, scales_of
 from fp8dash.quant.matmul import multiply
 
-METHOD = "median over interleaved samples, random operands, v1"
+METHOD = "median over interleaved samples, random operands, warm caches, no waiting for the host, v2"
+METHOD_COLD = "median over interleaved samples, random operands, caches overwritten before each, v1"
+METHOD_PEAK = "best sample of one large operation, random operands, v1"
 SAMPLES, WARMUP = 25, 3
 BUDGET_S = 0.4  # for one shape at one M: slow shapes take fewer samples, never under FEWEST
-FEWEST = 5
+FEWEST, COLD_SAMPLES = 5, 3
+SQUARE = {"cpu": 512, "cuda": 8192}  # side of the product whose rate is called the peak
+COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}  # bytes
+CACHE_BYTES = 1 << 25  # of the last cache, where the system does not tell
+MOST_FLUSHED = 1 << 28  # bytes overwritten
+SLEEP_CYCLES = 500_000  # about 0.3 ms, in which the host queues what is timed
 
 Shape = tuple[int, int]  # N, K
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What caches hold before a sample: the speed-up's name, its method, a point's fields of BF16, cast and product."""
+
+    speedup: str
+    method: str
+    fields: tuple[str, str, str]
+
+
+COLD = Caches("gemm_speedup_cold", METHOD_COLD, ("baseline_cold_us", "cast_cold_us", "matmul_cold_us"))
+WARM = Caches("gemm_speedup", METHOD, ("baseline_us", "cast_us", "matmul_us"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Microseconds of a call: median, best, and the distance of the quartiles over the median."""
+
+    us: float
+    best: float
+    iqr: float
 
 
 def gemm(
     shapes: Counter[Shape], recipe: Recipe, ms: Sequence[int], device: Device, where: torch.device, seed: int
 ) -> Iterator[Progress | GemmPoint | Measurement]:
-    """Progress and a point for each shape and M, then the speed-up of the model's Linears at each M."""
+    """Progress and a point for each shape and M, then the speed-up of the model's Linears at each M, warm and cold, the
+    M from which casting pays, and what the device reaches at most."""
     points: list[GemmPoint] = []
+    clock = _Clock(where)
     work = [(m, shape) for m in sorted(ms) for shape in shapes]
     for index, (m, (n, k)) in enumerate(work):
         yield Progress("gemm", index, len(work), f"M={m} N={n} K={k}")
-        points.append(_point(m, n, k, shapes[n, k], recipe, native_path(recipe, n, k, device), where, seed))
+        points.append(_point(m, n, k, shapes[n, k], recipe, native_path(recipe, n, k, device), clock, seed))
         yield points[-1]
-    for m in sorted(ms):
-        yield _speedup([p for p in points if p.m == m], recipe, f"M={m}")
-    yield _speedup([p for p in points if p.m == max(ms)], recipe, "")
+    yield from _peaks(recipe, device, clock, seed)
+    if recipe.casts_linears:
+        yield _crossover(points)
+    for caches in (COLD, WARM):
+        for m in sorted(ms):
+            yield _speedup([p for p in points if p.m == m], recipe, caches, f"M={m}")
+        yield _speedup([p for p in points if p.m == max(ms)], recipe, caches, "")
 
 
+@torch.no_grad()
 def _point(
-    m: int, n: int, k: int, count: int, recipe: Recipe, path: KernelPath, where: torch.device, seed: int
+    m: int, n: int, k: int, count: int, recipe: Recipe, path: KernelPath, clock: "_Clock", seed: int
 ) -> GemmPoint:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(m, k, generator=generator).to(where, DTYPE)
-    w = torch.randn(n, k, generator=generator).to(where, DTYPE)
+    x = torch.randn(m, k, generator=generator).to(clock.where, DTYPE)
+    w = torch.randn(n, k, generator=generator).to(clock.where, DTYPE)
     if not path.kernel or not recipe.weights or not recipe.activations:
         reason = path.reason if recipe.casts_linears else ""
-        (baseline,) = _medians([lambda: F.linear(x, w)], where)
-        return GemmPoint(m, n, k, count, baseline, None, None, "" if recipe.casts_linears else "bf16", reason)
+        (warm,), (cold,) = clock.warm_and_cold([lambda: F.linear(x, w)])
+        return GemmPoint(
+            m, n, k, count, warm.us, None, None, "" if recipe.casts_linears else "bf16", reason,
+            baseline_iqr=warm.iqr, baseline_cold_us=cold.us,
+        )  # fmt: skip
     activations, kernel = recipe.activations, path.kernel
     weight, codes = quantize(w, recipe.weights), quantize(x, activations)
     made = scales_of(x, activations) if activations.is_observed else None  # beforehand: not part of the cast
-    calls: list[Callable[[], object]] = [
+    calls: list[Call] = [
         lambda: F.linear(x, w),
         lambda: codes_of(x, activations) if made is None else codes_by(x, *made, activations),
         lambda: multiply(codes, weight, kernel, DTYPE),
     ]
-    baseline, cast, product = _medians(calls, where)
-    return GemmPoint(m, n, k, count, baseline, cast, product, kernel, path.reason)
+    warm_ones, cold_ones = clock.warm_and_cold(calls)
+    baseline, cast, product = warm_ones
+    moved = sum(t.nbytes for q in (codes, weight) for t in (q.codes, q.scales)) + 2 * m * n
+    return GemmPoint(
+        m, n, k, count, baseline.us, cast.us, product.us, kernel, path.reason,
+        baseline.iqr, cast.iqr, product.iqr, cold_ones[0].us, cold_ones[1].us, cold_ones[2].us, float(moved),
+    )  # fmt: skip
 
 
-def _speedup(points: list[GemmPoint], recipe: Recipe, label: str) -> Measurement:
+def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str) -> Measurement:
     """BF16 time over cast + product time, each Linear counted as often as the model has it."""
     note = f"M={points[0].m}"
+
+    def measured(value: float | None, backend: str, why: str) -> Measurement:
+        return Measurement(caches.speedup, value, "x BF16", HIGHER, caches.method, backend, label, why)
+
     if not recipe.casts_linears:
-        return Measurement("gemm_speedup", 1.0, "x BF16", HIGHER, METHOD, "baseline", label, f"{note}, by definition")
-    if any(point.matmul_us is None for point in points):
-        missing = next(point.reason for point in points if point.matmul_us is None)
-        return Measurement("gemm_speedup", None, "x BF16", HIGHER, METHOD, "emulated", label, missing)
-    ours = sum(p.count * ((p.cast_us or 0.0) + (p.matmul_us or 0.0)) for p in points)
-    theirs = sum(p.count * p.baseline_us for p in points)
-    return Measurement("gemm_speedup", theirs / ours, "x BF16", HIGHER, METHOD, "native", label, note)
+        return measured(1.0, "baseline", f"{note}, by definition")
+    if missing := _missing(points):
+        return measured(None, "emulated", missing)
+    base, ours = _times(points, caches)
+    return measured(base / ours, "native", note)
 
 
-@torch.no_grad()
-def _medians(calls: list[Callable[[], object]], where: torch.device) -> list[float]:
-    """Median microseconds of each call, sampled in turn."""
-    timer = _cuda_us if where.type == "cuda" else _cpu_us
-    for call in calls:
-        for _ in range(WARMUP):
-            call()
-    samples: list[list[float]] = [[] for _ in calls]
-    end = time.perf_counter() + BUDGET_S
-    while len(samples[0]) < FEWEST or (len(samples[0]) < SAMPLES and time.perf_counter() < end):
-        for call, taken in zip(calls, samples, strict=True):
-            taken.append(timer(call))
-    return [median(taken) for taken in samples]
+def _missing(points: Sequence[GemmPoint]) -> str:
+    """Why not every Linear has a native kernel, or nothing."""
+    return next((point.reason for point in points if point.matmul_us is None), "")
 
 
-def _cpu_us(call: Callable[[], object]) -> float:
+def _times(points: Sequence[GemmPoint], caches: Caches) -> tuple[float, float]:
+    """Microseconds of all the model's Linears: in BF16, and cast + product."""
+    base, cast, product = (
+        sum(point.count * (getattr(point, field) or 0.0) for point in points) for field in caches.fields
+    )
+    return base, cast + product
+
+
+def _crossover(points: Sequence[GemmPoint]) -> Measurement:
+    """The smallest M of the sweep at which cast + product of all Linears takes less time than BF16, warm."""
+    sizes = sorted({point.m for point in points})
+    swept = f"of M={', '.join(map(str, sizes))}"
+
+    def measured(value: float | None, backend: str, note: str) -> Measurement:
+        return Measurement("gemm_crossover_m", value, "tokens", LOWER, METHOD, backend, note=note)
+
+    if missing := _missing(points):
+        return measured(None, "emulated", missing)
+    faster = []
+    for m in sizes:
+        base, ours = _times([point for point in points if point.m == m], WARM)
+        faster += [m] if ours < base else []
+    if not faster:
+        return measured(None, "native", f"none {swept}: the cast and the product take longer than BF16")
+    slower = [m for m in sizes if m > faster[0] and m not in faster]
+    return measured(float(faster[0]), "native", swept + (f"; slower again at M={slower}" if slower else ""))
+
+
+def _peaks(recipe: Recipe, device: Device, clock: "_Clock", seed: int) -> Iterator[Measurement]:
+    """The rate of a large square product in BF16 and, where it is legal, by the recipe's kernel, and that of a copy."""
+    size, generator = SQUARE[clock.where.type], torch.Generator().manual_seed(seed)
+    x, w = (torch.randn(size, size, generator=generator).to(clock.where, DTYPE) for _ in range(2))
+    calls: dict[str, Call] = {"BF16": lambda: F.linear(x, w)}
+    path = native_path(recipe, size, size, device)
+    if path.kernel and recipe.weights and recipe.activations:
+        kernel, weight, codes = path.kernel, quantize(w, recipe.weights), quantize(x, recipe.activations)
+        calls[kernel] = lambda: multiply(codes, weight, kernel, DTYPE)
+    for (label, call), backend in zip(calls.items(), ("baseline", "native"), strict=False):
+        (sampled,) = clock.sampled([call], FEWEST, FEWEST)
+        rate, note = 2 * size**3 / sampled.best / 1e6, f"M = N = K = {size:,}"
+        yield Measurement("peak_tflops", rate, "TFLOPS", HIGHER, METHOD_PEAK, backend, label, note)
+    source = x.flatten().repeat(COPIED[clock.where.type] // x.nbytes)
+    target = torch.empty_like(source)
+    (copied,) = clock.sampled([lambda: target.copy_(source)], FEWEST, FEWEST)
+    rate, note = 2 * source.nbytes / copied.best / 1e3, f"{source.nbytes >> 20} MiB read and written"
+    yield Measurement("peak_gb_per_s", rate, "GB/s", HIGHER, METHOD_PEAK, "baseline", "copy", note)
+
+
+class _Clock:
+    """Times calls on a device: in turn, from warm caches or from cold ones."""
+
+    def __init__(self, where: torch.device) -> None:
+        """Takes the device; keeps a buffer whose writing leaves nothing else in its caches."""
+        self.where = where
+        self._timer = _cuda_us if where.type == "cuda" else _cpu_us
+        self._buffer = torch.zeros(min(MOST_FLUSHED, 2 * _cache_bytes(where)), dtype=torch.uint8, device=where)
+
+    def warm_and_cold(self, calls: Sequence[Call]) -> tuple[list[Sampled], list[Sampled]]:
+        """Each call's times, first warm, then cold."""
+        return self.sampled(calls, FEWEST, SAMPLES), self.sampled(calls, COLD_SAMPLES, COLD_SAMPLES, self._flush)
+
+    @torch.no_grad()
+    def sampled(self, calls: Sequence[Call], fewest: int, most: int, before: Call | None = None) -> list[Sampled]:
+        """Each call's times, sampled in turn: `fewest`, or as many as the budget allows and no more than `most`."""
+        for call in calls:
+            for _ in range(WARMUP):
+                call()
+        samples: list[list[float]] = [[] for _ in calls]
+        end = time.perf_counter() + BUDGET_S
+        while len(samples[0]) < fewest or (len(samples[0]) < most and time.perf_counter() < end):
+            for call, taken in zip(calls, samples, strict=True):
+                taken.append(self._timer(call, before))
+        return [_summary(taken) for taken in samples]
+
+    def _flush(self) -> None:
+        self._buffer.add_(1)
+
+
+def _summary(taken: Sequence[float]) -> Sampled:
+    """
+    >>> _summary([4.0, 1.0, 2.0, 3.0, 5.0])
+    Sampled(us=3.0, best=1.0, iqr=0.6666666666666666)
+    """
+    low, middle, high = quantiles(taken, n=4, method="inclusive")
+    return Sampled(middle, min(taken), (high - low) / middle)
+
+
+def _cpu_us(call: Call, before: Call | None) -> float:
+    if before:
+        before()
     start = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def _cuda_us(call: Callable[[], object]) -> float:
+def _cuda_us(call: Call, before: Call | None) -> float:
+    """Between two events; the GPU sleeps first, so that the host has queued both and all between them."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+    if before:
+        before()
     start.record()
     call()
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3
+
+
+def _cache_bytes(where: torch.device) -> int:
+    """The last cache's size: a GPU's L2, or the largest that Linux tells of."""
+    if where.type == "cuda":
+        facts: Any = torch.cuda.get_device_properties(where)
+        return int(facts.L2_cache_size)
+    sizes = [file.read_text("utf-8").strip() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=CACHE_BYTES)
 
 
 def linear_shapes(weights: Sequence[Tensor]) -> Counter[Shape]:

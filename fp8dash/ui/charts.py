@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from fp8dash.choose.recipe import Cast, parse_recipe
-from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Window
+from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Sensitivity, Window
 from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import METRICS, Metric, heading, powers, shown, signed, three
 from fp8dash.report import Standing
@@ -35,6 +35,7 @@ SYMBOLS = {
 TEAL = [[0.0, "#f4efe2"], [0.5, "#7fb8b0"], [1.0, "#0f6b6b"]]
 AROUND_ZERO = [[0.0, "#b2182b"], [0.5, "#f7f7f7"], [1.0, "#2166ac"]]
 INKS = {False: "#2b3b43", True: "#d3dee1"}  # text on light and on dark
+RANKED = 20  # groups of Linears that are drawn, at most
 LABELLED = 8  # points that are named directly, at most
 LABEL_PIXELS, PLOT_PIXELS = 17, 280  # a label's line, and the plot's height without its margins
 SIDE_BY_SIDE = 2  # runs; more GEMM bars get a line of their own for each M
@@ -134,6 +135,46 @@ def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Loo
     figure.update_xaxes(tickangle=0)
     figure.update_layout(barmode="stack", bargap=0.25, bargroupgap=0.05)
     return _dressed(figure, 210 * len(sizes) + 90 if stacked else 380, bottom=85)
+
+
+def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Look]) -> go.Figure:
+    """TFLOPS of all the model's Linears by M: BF16, each run's product and, dashed, its product with the cast."""
+    figure = go.Figure()
+    for index, (name, found) in enumerate(points.items()):
+        drawn = looks[name]
+        rates = {m: _rates([point for point in found if point.m == m]) for m in sorted({point.m for point in found})}
+        lines: list[tuple[str, str, str, str]] = [("BF16", "base", GREY, "solid")] if index == 0 else []
+        lines += [(name, "product", drawn.colour, "solid"), (f"{name} with the cast", "whole", drawn.colour, "dash")]
+        for title, key, colour, dash in lines:
+            known = {m: rate[key] for m, rate in rates.items() if key in rate}
+            if known:
+                figure.add_scatter(
+                    x=list(known), y=list(known.values()), name=_html(title), mode="lines+markers",
+                    line={"color": colour, "width": 1.8, "dash": dash}, hovertemplate="M = %{x}: %{y:.3g} TFLOPS",
+                )  # fmt: skip
+    sizes = sorted({point.m for found in points.values() for point in found})
+    figure.update_xaxes(title="M (tokens, log)", type="log", tickvals=sizes, ticktext=[f"{m:,}" for m in sizes])
+    figure.update_yaxes(title="TFLOPS", rangemode="tozero")
+    return _dressed(figure, 330, bottom=85)
+
+
+def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Figure:
+    """The costliest groups, worst at the top: KLD where each is cast alone, and what keeping it saves of the whole."""
+    ranked = sorted(rows, key=lambda row: row.alone_kld, reverse=True)[:RANKED][::-1]
+    names = [_html(row.group) + (" (kept)" if row.kept else "") for row in ranked]
+    figure = go.Figure()
+    bars = [("cast alone", [row.alone_kld for row in ranked], COLOURS["row"])]
+    if whole is not None:
+        bars.insert(0, ("saved by keeping it", [whole - row.all_but_kld for row in ranked], COLOURS["1x16"]))
+    for title, values, colour in bars:
+        figure.add_bar(
+            y=names, x=values, name=title, orientation="h", marker={"color": colour},
+            hovertemplate=f"%{{y}}, {title}: %{{x:.3g}} nats<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title="KLD (nats)", zeroline=True, zerolinecolor=GREY)
+    figure.update_yaxes(type="category")
+    figure.update_layout(barmode="group", bargap=0.3, bargroupgap=0.05, legend_traceorder="reversed")
+    return _dressed(figure, 120 + 32 * max(1, len(ranked)), bottom=85)
 
 
 def needle_maps(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
@@ -535,6 +576,16 @@ def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequ
             x=place, y=[value], name=what, offsetgroup=group, marker=marker, showlegend=False, **panel,
             hovertemplate=f"{what} %{{y:.3g}} ms<extra></extra>",
         )  # fmt: skip
+
+
+def _rates(points: Sequence[GemmPoint]) -> dict[str, float]:
+    """TFLOPS over all Linears: "base", and "product" and "whole" where every one of them has a kernel."""
+    base, cast, product = (
+        sum(p.count * (getattr(p, field) or 0.0) for p in points) for field in ("baseline_us", "cast_us", "matmul_us")
+    )
+    work = sum(2 * p.count * p.m * p.n * p.k for p in points) / 1e6
+    timed = all(p.matmul_us is not None for p in points) and product > 0
+    return {"base": work / base} | ({"product": work / product, "whole": work / (cast + product)} if timed else {})
 
 
 def _scores(cells: Sequence[NeedleCell]) -> dict[tuple[int, int], float]:

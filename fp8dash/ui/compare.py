@@ -240,6 +240,8 @@ def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
         return
     st.header("GEMM time of all Linears: BF16 beside cast and multiply", anchor=False)
     draw(charts.gemm_bars(found, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
+    draw(charts.gemm_rates(found, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
+    _crossovers(frame, rows, names)
     without = {
         name: sorted({p.reason for p in have if p.matmul_us is None and p.reason}) for name, have in found.items()
     }
@@ -249,6 +251,16 @@ def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
                 f"{plain(name)} has no bar where no native kernel is legal: {plain('; '.join(why[:2]))}. "
                 "An emulated product’s time says nothing."
             )
+
+
+def _crossovers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    """From which M each run's cast and product take less time than BF16."""
+    measured = frame.store.measurements([row.run for row in rows], ["gemm_crossover_m"])
+    for row in rows:
+        for m in measured[row.run]:
+            if m.backend == "native":
+                said = f"from M = {m.value:,.0f}" if m.value is not None else "at no M"
+                st.caption(f"{plain(names[row.run])}: cast and product beat BF16 {said} ({plain(m.note)}).")
 
 
 def _layers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from fp8dash.choose.advice import Advice, advise, advise_request
 from fp8dash.choose.catalog import CORPORA, MODELS, OWN_TASKS, USUAL_TASKS, ModelShape, estimate, shape_of
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS, MOST_REPEATS, REFUSED
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
 from fp8dash.choose.recipe import (
@@ -35,6 +36,7 @@ from fp8dash.ui.words import listed, many, plain
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
 FILE = "A text file …"
+MIXED = "_mixed"  # of a visit's name, where the link brings a recipe of its own
 SHARING = {
     "tensor": ("one scale for all", "one scale for all", "one scale per operand"),
     "row": ("one per output channel", "one per token", "one per token and head"),
@@ -47,6 +49,7 @@ USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("stat
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
     "kv": "KV cache as it is read", "tasks": "lm-eval tasks", "export": "Checkpoint",
+    "sensitivity": "Sensitivity", "decode": "Decode speed",
 }  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 
@@ -69,7 +72,8 @@ def page(frame: Frame) -> None:
     key = Names(source)
     head = st.empty()
     if source != "new":
-        st.info(f"Filled in from run {plain(source)}: change what was wrong, then queue it.")
+        mixed = " and the recipe that it suggests" if source.endswith(MIXED) else ""
+        st.info(f"Filled in from run {plain(source.removesuffix(MIXED))}{mixed}: change what was wrong, then queue it.")
     left, right = st.columns([1.9, 1], gap="large")
     with left:
         model = _model(base, key)
@@ -106,7 +110,10 @@ def _base(frame: Frame, workers: Sequence[Worker]) -> tuple[str, Request]:
     old = st.query_params.get("from", "")
     if old:
         try:
-            return old, frame.store.run(old).request
+            request = frame.store.run(old).request
+            if text := st.query_params.get("recipe", ""):
+                return old + MIXED, dataclasses.replace(request, recipe=recipe_from(text).text)
+            return old, request
         except Fp8dashError as error:
             say_error(error)
     devices = [device_of(w) for w in alive(workers)]
@@ -355,15 +362,25 @@ def _measure(base: Request, key: Names) -> Request:
             lengths = st.text_input("Needle lengths (tokens)", _join(base.needle_lengths), key=key("lengths"))
             depths = st.text_input("Needle depths (%)", _join(base.needle_depths), key=key("depths"))
         needles = _needles(base, key)
+    with st.expander("Sensitivity and decoding"), st.container(horizontal=True):
+        granularity = st.selectbox(
+            "Sensitivity of", list(GRANULARITIES), list(GRANULARITIES).index(base.sensitivity),
+            key=key("sensitivity"), format_func=lambda g: f"{g} · {GRANULARITIES[g]}",
+        )  # fmt: skip
+        budget = st.text_input(
+            "Budget of the mixed recipe", base.sensitivity_budget, key=key("budget"),
+            help="kld=0.01 (nats), kld=50% of the whole recipe’s, or bits=9.5 (a weight).",
+        )  # fmt: skip
+        batches = st.text_input("Decode batches", _join(base.decode_batches), key=key("batches"))
     request = dataclasses.replace(
-        base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
+        base, sensitivity=granularity, sensitivity_budget=budget or "", corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
         measures=tuple(m for m in MEASURES if m in measures), **needles,
         calibration=(calibration or "").strip(), calibration_windows=int(calibrated),
     )  # fmt: skip
     try:
         return dataclasses.replace(
             request, gemm_m=_whole("GEMM M", ms), needle_lengths=_whole("needle length", lengths),
-            needle_depths=_whole("needle depth", depths),
+            needle_depths=_whole("needle depth", depths), decode_batches=_whole("decode batch", batches),
         )  # fmt: skip
     except InvalidChoice as error:
         say_error(error)

@@ -9,13 +9,13 @@ from db.standings import NOTE_LENGTH, Choice
 from db.store import FINISHED, Run
 from fp8dash.choose.deploy import CHECKPOINT, deployments
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import Artefact, Layer, Measurement
+from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, Sensitivity
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.task_report import PREFIX, TaskLine, task_lines
 from fp8dash.ui import charts, needles
 from fp8dash.ui.frame import Frame, draw, guarded, metric_help, zone
 from fp8dash.ui.stages import progress
-from fp8dash.ui.words import lasted, moment, plain, setting, short
+from fp8dash.ui.words import lasted, many, moment, plain, setting, short
 
 WORST = 10
 LOG_LINES = 400
@@ -39,6 +39,24 @@ TITLES = {
     "needle_logprob": "Needle ln p",
     "baseline_needle_logprob": "Baseline needle ln p",
     "needle_logprob_diff": "Δ needle ln p",
+    "gemm_speedup_cold": "GEMM speed-up, cold",
+    "gemm_crossover_m": "Faster than BF16 from M =",
+    "peak_tflops": "Peak, measured",
+    "peak_gb_per_s": "Memory rate, measured",
+    "prefill_tokens_per_s": "Prefill",
+    "ttft_ms": "Time to first token",
+    "decode_tokens_per_s": "Decode",
+    "itl_ms": "Time between tokens, median",
+    "itl_ms_p90": "Time between tokens, p90",
+    "itl_ms_p99": "Time between tokens, p99",
+    "decode_joules_per_token": "Energy a token",
+    "resident_memory_bytes": "Resident memory",
+    "peak_memory_bytes": "Peak memory",
+    "sensitivity_kld": "KLD of the whole recipe",
+    "sensitivity_kld_sum": "Sum of its parts’ KLDs",
+    "mixed_kld": "KLD of the mixed recipe",
+    "mixed_kld_sum": "Sum of its cast parts’ KLDs",
+    "mixed_bits_per_weight": "Bits/weight, mixed recipe",
 }
 BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
@@ -46,7 +64,8 @@ GRADIENTS = {  # what is measured of each layer's gradient, and how the screen c
     "flushed_e4m3fn": "Flushed in E4M3", "flushed_e5m2": "Flushed in E5M2",
     "clipped_e4m3fn": "Clipped in E4M3", "clipped_e5m2": "Clipped in E5M2",
 }  # fmt: skip
-FACTS = {"peak_rss_bytes": "Peak memory"}
+PLURALS = {"versions": "Version of {}", "methods": "Method of {}"}
+FACTS = {"peak_rss_bytes": "Peak memory", "clocks_mhz": "Clocks (MHz)"}
 BOUNDS = ("_low", "_high")  # how the ends of a number's interval are named
 
 
@@ -76,6 +95,8 @@ def page(frame: Frame, run_id: str) -> None:
         _layers(layers)
     if found := [m for m in numbers if _is_gradient(m)]:
         _gradients(found)
+    if rows := frame.store.sensitivities([run_id])[run_id]:
+        _sensitivity(frame, run, rows, {m.name: m for m in numbers if not m.label})
     looks = {name: charts.look(run.recipe, run.backend)}
     points, cells = frame.store.gemm_points([run_id])[run_id], frame.store.needle_cells([run_id])[run_id]
     left, right = st.columns([1.7, 1], gap="large")
@@ -83,6 +104,7 @@ def page(frame: Frame, run_id: str) -> None:
         with left:
             st.header("GEMM time of all Linears", anchor=False)
             draw(charts.gemm_bars({name: points}, looks), key="run_gemm", alt="GEMM times")
+            _gemm_rates(name, points, looks, numbers)
     if cells:
         with right:
             st.header("Needles by length and depth", anchor=False)
@@ -147,7 +169,7 @@ def _numbers(numbers: list[Measurement]) -> None:
             "Of": [m.label for m in listed],
             "Value": [_value(m) for m in listed],
             "95 % interval": [_bounds(bounds, m) for m in listed],
-            "Unit": ["MB" if m.name == "model_bytes" else m.unit.replace("x ", "× ") for m in listed],
+            "Unit": ["MB" if _in_mb(m) else m.unit.replace("x ", "× ") for m in listed],
             "Better": [m.better or DASH for m in listed],
             "Backend": [m.backend for m in listed],
             "Note": [m.note for m in listed],
@@ -214,7 +236,13 @@ def _title(name: str) -> str:
 def _value(m: Measurement) -> str:
     if m.name in METRICS:
         return shown(METRICS[m.name], m.value)
+    if _in_mb(m) and m.value is not None:
+        return three(m.value / 1e6)
     return f"{m.value:,.0f}" if m.unit == "tokens" and m.value is not None else three(m.value)
+
+
+def _in_mb(m: Measurement) -> bool:
+    return m.name == "model_bytes" or m.name.endswith("_memory_bytes")
 
 
 def _layers(layers: list[Layer]) -> None:
@@ -319,6 +347,76 @@ def _deploy(run: Run, left: list[Artefact]) -> None:
             tab.caption(plain(way.note))
 
 
+def _sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[str, Measurement]) -> None:
+    """The groups by what they cost, and the mixed recipe with a way to queue it."""
+    whole, mixed = (numbers[name].value if name in numbers else None for name in ("sensitivity_kld", "mixed_kld"))
+    worst = max(rows, key=lambda row: row.alone_kld)
+    st.header("What each part costs", anchor=False)
+    st.markdown(
+        f"Of {many(len(rows), 'group')} of Linears, **{plain(worst.group)}** costs most: {three(worst.alone_kld)} nats "
+        f"where nothing else is cast. All together cost {three(whole)}; added up, "
+        f"{three(sum(row.alone_kld for row in rows))}."
+    )
+    draw(charts.sensitivity_bars(rows, whole), key="run_sensitivity", alt="KLD of each group of Linears")
+    if mixed is not None:
+        _mixed(frame, run, [row for row in rows if row.kept], numbers)
+    with st.expander("Every group"):
+        columns = {"Group": [row.group for row in rows], "Linears": [row.linears for row in rows],
+                   "Parameters": [row.parameters for row in rows], "Bits/weight": [row.bits_per_weight for row in rows],
+                   "KLD, cast alone": [row.alone_kld for row in rows],
+                   "KLD, all but it": [row.all_but_kld for row in rows],
+                   "In the mixed recipe": ["kept" if row.kept else "cast" for row in rows]}  # fmt: skip
+        st.dataframe(pd.DataFrame(columns), hide_index=True, key="run_all_groups")
+
+
+def _mixed(frame: Frame, run: Run, kept: list[Sensitivity], numbers: dict[str, Measurement]) -> None:
+    found, text = {name: three(m.value) for name, m in numbers.items()}, numbers["mixed_kld"].note
+    if not kept:
+        st.markdown(f"The budget {plain(run.request.sensitivity_budget)} asks for nothing to be kept.")
+        return
+    st.markdown(
+        f"Suggested under the budget {plain(run.request.sensitivity_budget)}: keep "
+        f"{plain(', '.join(row.group for row in kept))} in BF16. "
+        f"Measured as a whole {found['mixed_kld']} nats, by the sum of its parts {found['mixed_kld_sum']}, at "
+        f"{found['mixed_bits_per_weight']} bits a weight. Linears alone, on the first windows, emulated."
+    )
+    st.code(text, language=None, wrap_lines=True)
+    if st.button("Queue the mixed recipe", key="run_mixed"):
+        frame.go("new_run", **{"from": run.id, "recipe": text})
+
+
+def _gemm_rates(
+    name: str, points: list[GemmPoint], looks: dict[str, charts.Look], numbers: list[Measurement]
+) -> None:  # fmt: skip
+    """TFLOPS by M and where the cast pays, and every shape in a table."""
+    draw(charts.gemm_rates({name: points}, looks), key="run_gemm_rates", alt="TFLOPS by M")
+    if cross := next((m for m in numbers if m.name == "gemm_crossover_m"), None):
+        said = f"from M = {cross.value:,.0f}" if cross.value is not None else "at no M"
+        st.caption(f"Cast and product beat BF16 {said} ({plain(cross.note)}).")
+    peaks = {m.label: m.value for m in numbers if m.name in ("peak_tflops", "peak_gb_per_s")}
+    with st.expander("Every shape, cold caches and spread"):
+        st.dataframe(pd.DataFrame([_shape_row(point, peaks) for point in points]), hide_index=True, key="run_shapes")
+
+
+def _shape_row(p: GemmPoint, peaks: dict[str, float | None]) -> dict[str, object]:
+    """A shape at one M; shares are of the rates that this run measured on one large product and one large copy."""
+    base, product = p.tflops(p.baseline_us), p.tflops(p.matmul_us)
+    moved = p.matmul_bytes / p.matmul_us / 1e3 if p.matmul_bytes and p.matmul_us else None
+    return {
+        "M": p.m, "N": p.n, "K": p.k, "Linears": p.count, "BF16 (µs)": p.baseline_us, "Cast (µs)": p.cast_us,
+        "Product (µs)": p.matmul_us, "BF16, cold (µs)": p.baseline_cold_us, "Cast, cold (µs)": p.cast_cold_us,
+        "Product, cold (µs)": p.matmul_cold_us, "BF16 TFLOPS": base, "TFLOPS": product,
+        "BF16 of peak": _share(base, peaks.get("BF16")), "Of peak": _share(product, peaks.get(p.kernel)),
+        "BF16 GB/s": p.baseline_bytes / p.baseline_us / 1e3, "GB/s": moved,
+        "Of copy": _share(moved, peaks.get("copy")), "BF16 spread": p.baseline_iqr, "Cast spread": p.cast_iqr,
+        "Product spread": p.matmul_iqr,
+    }  # fmt: skip
+
+
+def _share(value: float | None, peak: float | None) -> float | None:
+    return value / peak if value is not None and peak else None
+
+
 def _provenance(frame: Frame, run: Run) -> None:
     st.header("Provenance", anchor=False)
     here = zone()
@@ -331,6 +429,7 @@ def _provenance(frame: Frame, run: Run) -> None:
         "Created": moment(run.created_at, here),
         "Started": moment(run.started_at, here),
         "Finished": moment(run.finished_at, here),
+        "Recipe": run.recipe,
         "Model": run.model,
         "Corpus": run.corpus,
         "Backend": run.backend or DASH,
@@ -339,7 +438,8 @@ def _provenance(frame: Frame, run: Run) -> None:
         "Model hash": run.model_hash or DASH,
         "Corpus hash": run.corpus_hash or DASH,
     }
-    facts |= {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, value) for key, value in run.facts.items()}
+    for key, value in run.facts.items():
+        facts |= _told(key, value)
     left, right = st.columns(2, gap="large")
     left.dataframe(
         pd.DataFrame({"What": list(facts), "Value": list(facts.values())}),
@@ -355,6 +455,13 @@ def _provenance(frame: Frame, run: Run) -> None:
         st.json(run.request.to_json())
     with st.expander("Log"):
         st.code(frame.queue.log_tail(run.id, LOG_LINES) or "The log is empty.", language=None, height=320)
+
+
+def _told(key: str, value: object) -> dict[str, str]:
+    """A fact as rows: a version or a method each has one of its own."""
+    if key in PLURALS and isinstance(value, dict):
+        return {PLURALS[key].format(name): str(one) for name, one in value.items()}
+    return {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, value)}
 
 
 def _fact(key: str, value: object) -> str:

@@ -3,6 +3,8 @@
 recipe_over_forward  perplexity stage of E4M3 channel/token (baseline cached) over a bare BF16 forward, same tokens
 usual_way_over_ours  lm-eval on baseline and compressed-tensors' fake-quantized model over that stage: see usual.py
 needle_over_generate a needle grid, both grades, over bare `model.generate` of the same prompts one after another
+probe_over_forward   one sensitivity probe (cast a part, run the windows, restore it) over a bare BF16 forward of
+                     the same tokens: the mean over blocks from first to last, and .kind over the seven projections
 cast.<tile>.*        cast and back of 64 Mi elements beside the libraries people use: see casts.py
 page.<name>.ms_10k   median server time of a page on a board of 10,000 runs (ms_100k: 100,000); unit page.bare.ms
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
@@ -11,7 +13,8 @@ cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`,
 import json
 import time
 from collections.abc import Callable
-from statistics import median
+from functools import partial
+from statistics import mean, median
 
 import torch
 
@@ -21,6 +24,8 @@ from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, haystack_of, needle
 from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.sensitivity import WINDOWS as PROBE_WINDOWS
+from fp8dash.measure.sensitivity import Group, Probe, groups_of
 from fp8dash.model.load import find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import cast_model
 from fp8dash.places import cache_dir
@@ -40,6 +45,10 @@ def main() -> None:
     ratios: dict[str, float | str] = {"recipe_over_forward": recipe_over_forward(), "cast_over_copy": cast_over_copy()}
     ratios["usual_way_over_ours"] = _ratio(*usual_and_ours(), repeats=SLOW_REPEATS)
     ratios["needle_over_generate"] = needle_over_generate()
+    ratios |= {
+        "probe_over_forward": probe_over_forward("block"),
+        "probe_over_forward.kind": probe_over_forward("kind"),
+    }
     ratios |= cast_ratios()
     ratios |= pages()
     print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")
@@ -73,6 +82,38 @@ def recipe_over_forward() -> float:
             pass
 
     return _ratio(stage, forward)
+
+
+def probe_over_forward(granularity: str) -> float:
+    """How many bare forwards of the same windows a probe costs; lower is better."""
+    where = torch_device("auto")
+    plain = load(locate("demo", cache_dir()), where)
+    corpus = load_corpus("pydocs")
+    windows = cut_windows(plain.tokenizer, corpus, PROBE_WINDOWS, 512, plain.context)
+    head = head_of(plain.model)
+    file = baseline_file(
+        cache_dir(), model_hash=plain.content_hash, corpus_hash=corpus.content_hash, windows=windows, device="bench"
+    )
+    *_, baseline = baseline_of(plain.model, head, windows, file)
+    assert isinstance(baseline, Baseline)
+    probe = Probe(plain.model, head, windows, baseline, RECIPE)
+    probe.keep_outputs()
+    groups = groups_of(plain.model, RECIPE, granularity)
+    picked = [groups[round(i * (len(groups) - 1) / (REPEATS - 1))] for i in range(REPEATS)]
+
+    @torch.no_grad()
+    def forward() -> None:
+        for ids in windows:
+            plain.model(input_ids=ids[None].to(where), use_cache=False)
+
+    def probed(group: Group) -> None:
+        probe.cast(group.names)
+        probe.kld(group.first, group.part.name)
+        probe.restore(group.names)
+
+    forward()
+    twice = [group for group in picked for _ in range(2)]  # as the stage does: the second time its weights are at hand
+    return mean(_seconds(partial(probed, group)) / _seconds(forward) for group in twice)
 
 
 @torch.no_grad()

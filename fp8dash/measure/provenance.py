@@ -1,0 +1,64 @@
+"""What made a run's numbers, beside what was asked: versions, commit, driver, clocks, methods. Measures nothing."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fp8dash
+from fp8dash.measure import baseline, decode, gemm, gradients, needle, sensitivity, weight_error
+from fp8dash.measure.nvml import clocks_mhz, driver
+from fp8dash.model.load import runtime
+
+METHODS = {  # by stage
+    "gradients": gradients.METHOD,
+    "sensitivity": sensitivity.METHOD,
+    "quantize": weight_error.METHOD,
+    "gemm": gemm.METHOD,
+    "perplexity": baseline.METHOD,
+    "needle": needle.METHOD,
+    "decode": decode.METHOD,
+}
+
+
+def made_with(where: torch.device, stages: tuple[str, ...]) -> dict[str, Any]:
+    """Facts of this process and device; what is not known is left out."""
+    facts: dict[str, Any] = {
+        "versions": runtime(),
+        "commit": commit(Path(fp8dash.__path__[0]).parent),
+        "threads": torch.get_num_threads(),
+        "methods": {stage: METHODS[stage] for stage in ("quantize", *stages) if stage in METHODS},
+    }
+    if where.type == "cuda":
+        facts |= {"driver": driver(), "clocks_mhz": clocks_mhz(where)}
+    return {name: value for name, value in facts.items() if value not in (None, "", {})}
+
+
+def commit(folder: Path) -> str:
+    """The commit that a checkout has out, read from its files; empty where the folder is no checkout.
+
+    A worktree's `.git` is a file that names its folder; branches live in the common folder, loose or packed.
+    """
+    try:
+        git = folder / ".git"
+        if git.is_file():
+            git = (folder / git.read_text("utf-8").removeprefix("gitdir:").strip()).resolve()
+        head = (git / "HEAD").read_text("utf-8").strip()
+        if not head.startswith("ref:"):
+            return _hash(head)
+        common = git / (git / "commondir").read_text("utf-8").strip() if (git / "commondir").is_file() else git
+        return _of_branch(common, head.removeprefix("ref:").strip())
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _of_branch(git: Path, name: str) -> str:
+    if (git / name).is_file():
+        return _hash((git / name).read_text("utf-8").strip())
+    packed = (git / "packed-refs").read_text("utf-8").splitlines()
+    return next((_hash(line.split()[0]) for line in packed if line.endswith(f" {name}")), "")
+
+
+def _hash(text: str) -> str:
+    return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else ""

@@ -1,0 +1,323 @@
+"""Which parts of a model suffer from a recipe: each is cast alone, and everything but it; then a mixed recipe is tried.
+
+A probe casts Linears emulated (weights and, where the recipe casts them, inputs), runs a few windows and restores them.
+Blocks before the first one that changed are not run: they return what they returned when nothing, or everything, was
+cast. The KV cache, attention and a simulated accumulator are no part of it; nor are embeddings and norms.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8dash.choose.mixed import Budget, Part, kept_parts, mean_bits, mixed_recipe, predicted_kld
+from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.records import LOWER, Measurement, Progress, Sensitivity
+from fp8dash.errors import NotFinite
+from fp8dash.measure.baseline import CHUNK, Baseline, hidden_states
+from fp8dash.quant.activations import ActivationCast
+from fp8dash.quant.cast import round_trip
+
+METHOD = "KLD from the baseline over the first windows, Linears of a part cast emulated and restored, v1"
+WINDOWS = 2  # at most: parts differ by far more than windows do
+BACKEND = "emulated"
+KEPT_BITS = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Linears that are cast together, and the first block that they change."""
+
+    part: Part  # its kld not known yet
+    names: tuple[str, ...]
+    first: int  # the number of blocks where only the head is in it
+
+
+def sensitivity(
+    model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe, granularity: str,
+    budget: Budget,
+) -> Iterator[Progress | Sensitivity | Measurement]:  # fmt: skip
+    """Progress, a Sensitivity for each group, the whole recipe and a mixed one under the budget; raises NotFinite.
+
+    Takes the unquantized model, which is unquantized again at the end, and [count, L] token ids.
+    """
+    groups = groups_of(model, recipe, granularity)
+    if not groups:
+        yield _measured("sensitivity_kld", None, "no Linear is cast, so none costs anything")
+        return
+    probe = Probe(model, base_head, windows[:WINDOWS], baseline, recipe)
+    clock = _Clock(2 * len(groups) + 2)
+    try:
+        yield from _probed(probe, groups, recipe, budget, clock)
+    finally:
+        probe.restore(list(probe.cast_now))
+
+
+def _probed(
+    probe: "Probe", groups: Sequence[Group], recipe: Recipe, budget: Budget, clock: "_Clock"
+) -> Iterator[Progress | Sensitivity | Measurement]:
+    """The two sweeps, the choice, and the whole of what was chosen."""
+    alone: list[float] = []
+    probe.keep_outputs()
+    for group in groups:
+        yield clock.progress(f"{group.part.name} alone")
+        probe.cast(group.names)
+        alone.append(probe.kld(group.first, group.part.name))
+        probe.restore(group.names)
+    yield clock.progress("all")
+    probe.cast([name for group in groups for name in group.names])
+    whole = probe.keep_outputs()
+    but: list[float] = []
+    for group in groups:
+        yield clock.progress(f"all but {group.part.name}")
+        probe.restore(group.names)
+        but.append(probe.kld(group.first, f"all but {group.part.name}"))
+        probe.cast(group.names)
+    parts = [_known(group.part, kld) for group, kld in zip(groups, alone, strict=True)]
+    kept = kept_parts(parts, budget, whole)
+    yield clock.progress("the mixed recipe")
+    left_out = [group for group in groups if group.part.name in {part.name for part in kept}]
+    probe.restore([name for group in left_out for name in group.names])
+    mixed = probe.kld(min((group.first for group in left_out), default=len(probe.blocks)), "the mixed recipe")
+    for group, part, all_but in zip(groups, parts, but, strict=True):
+        yield Sensitivity(
+            part.name, part.pattern, len(group.names), part.parameters, part.cast_bits, part.kld, all_but, part in kept
+        )
+    yield from _measurements(parts, kept, recipe, probe.tokens, whole, mixed)
+
+
+def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[Group]:
+    """The Linears that the recipe casts, by kind, block or one by one, in the model's order; the head by itself."""
+    head = model.get_output_embeddings()
+    found: dict[tuple[str, str], list[tuple[str, nn.Linear]]] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or recipe.skips(name) or not recipe.casts_linears:
+            continue
+        if module is head and "lm_head" not in recipe.also:
+            continue
+        found.setdefault(_named(name, granularity), []).append((name, module))
+    labels, count = [label for label, _ in found], len(_stack(model))
+    return [
+        _group(label if labels.count(label) == 1 else pattern.removeprefix("*."), pattern, linears, recipe, count)
+        for (label, pattern), linears in found.items()
+    ]
+
+
+class Probe:
+    """A model whose Linears are cast and restored at will, and its divergence from the baseline on a few windows.
+
+    A Linear's other weight, the one that is not in use, waits on the CPU, so a GPU holds the model once.
+    """
+
+    def __init__(self, model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe) -> None:
+        """Takes the unquantized model and [count, L] token ids, the first of those that the baseline was made of."""
+        self.blocks = _stack(model)
+        self.cast_now: dict[str, Callable[[], None]] = {}  # by Linear, what takes its activations' cast off again
+        self.tokens = windows.numel() - len(windows)
+        self._model, self._windows, self._baseline, self._recipe = model, windows, baseline, recipe
+        self._device: torch.device = model.device
+        self._caster = ActivationCast(recipe.activations) if recipe.activations else None
+        self._waiting: dict[str, nn.Parameter] = {}
+        self._outputs: list[list[Any]] = []  # [window][block]
+        self._logits = [self._base_logits(base_head, index) for index in range(len(windows))]
+        self._buffers = [torch.empty(CHUNK, self._logits[0].shape[-1], device=self._device) for _ in range(3)]
+
+    def cast(self, names: Sequence[str]) -> None:
+        """Casts these Linears, which are not cast."""
+        for name in names:
+            linear = self._model.get_submodule(name)
+            if self._recipe.weights:
+                self._swap(name, linear, self._recipe.weights)
+            self.cast_now[name] = self._watch(linear)
+
+    def restore(self, names: Sequence[str]) -> None:
+        """Gives these Linears, which are cast, their own weights back."""
+        for name in names:
+            self.cast_now.pop(name)()
+            if self._recipe.weights:
+                self._swap(name, self._model.get_submodule(name), self._recipe.weights)
+
+    @torch.no_grad()
+    def keep_outputs(self) -> float:
+        """The mean KLD of the model as it is, in nats; later probes replay what its blocks return now."""
+        self._outputs, total = [], 0.0
+        for index, ids in enumerate(self._windows):
+            with _recorded(self.blocks) as outputs:
+                hidden = hidden_states(self._model, ids[None])
+            self._outputs.append(outputs)
+            total += self._divergence(index, hidden)
+        if self.blocks and not self._replays(hidden):
+            self.blocks = []  # blocks that tell each other more than they return: each probe runs them all
+        return _finite(total / self.tokens, "the whole recipe" if self.cast_now else "nothing")
+
+    @torch.no_grad()
+    def kld(self, first: int, what: str) -> float:
+        """The mean KLD in nats where blocks before the `first` are as when outputs were kept; raises NotFinite."""
+        total = 0.0
+        for index, ids in enumerate(self._windows):
+            with _replayed(self.blocks[:first], self._outputs[index]):
+                total += self._divergence(index, hidden_states(self._model, ids[None]))
+        return _finite(total / self.tokens, what)
+
+    def _replays(self, hidden: Tensor) -> bool:
+        """True where replaying all blocks of the last window gives its hidden states again, bit by bit."""
+        with _replayed(self.blocks, self._outputs[-1]):
+            return torch.equal(hidden, hidden_states(self._model, self._windows[-1:]))
+
+    def _swap(self, name: str, linear: nn.Linear, cast: Cast) -> None:
+        """The other weight in place of this one, cast the first time; its own parameter, so a tied embedding stays."""
+        present: Any = linear.weight
+        other = self._waiting.get(name)
+        if other is None:
+            other = nn.Parameter(round_trip(present.detach(), cast), requires_grad=False)
+        tied = present is self._model.get_input_embeddings().weight
+        self._waiting[name] = present if tied else _at(present, torch.device("cpu"))
+        linear.weight = _at(other, self._device)
+
+    def _watch(self, linear: nn.Linear) -> Callable[[], None]:
+        caster = self._caster
+        if caster is None:
+            return lambda: None
+        return linear.register_forward_pre_hook(lambda _module, args: (caster.emulated(args[0]), *args[1:])).remove
+
+    @torch.no_grad()
+    def _base_logits(self, head: nn.Module, index: int) -> Tensor:
+        """A window's logits [L - 1, vocabulary] as the unquantized head gives them, in its precision."""
+        hidden = self._baseline.hidden[index].to(self._device)
+        return torch.cat([head(hidden[i : i + CHUNK]) for i in range(0, len(hidden), CHUNK)])
+
+    def _divergence(self, index: int, hidden: Tensor) -> float:
+        """The sum over a window's tokens of their KLD in nats, full vocabulary, float32; the sum in float64."""
+        head, total = self._model.get_output_embeddings(), torch.zeros((), dtype=torch.float64, device=self._device)
+        log_sums = self._baseline.log_sum[index].to(self._device)
+        for start in range(0, len(hidden), CHUNK):
+            rows = slice(start, min(start + CHUNK, len(hidden)))
+            a, b, c = (buffer[: rows.stop - start] for buffer in self._buffers)
+            ours, theirs = a.copy_(head(hidden[rows])), b.copy_(self._logits[index][rows])
+            chances = torch.sub(theirs, log_sums[rows, None], out=c).exp_()
+            divergence = torch.linalg.vecdot(chances, theirs.sub_(ours))
+            peak = ours.amax(-1, keepdim=True)
+            own_sums = ours.sub_(peak).exp_().sum(-1).log_().add_(peak[:, 0])  # in place: new blocks cost as much
+            total += (divergence + own_sums - log_sums[rows]).sum(dtype=torch.float64)
+        return float(total)
+
+
+class _Clock:
+    """Progress with the rate of the probes behind it."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._start = total, 0, time.perf_counter()
+
+    def progress(self, what: str) -> Progress:
+        """The next probe's."""
+        done, each = self._done, (time.perf_counter() - self._start) / max(1, self._done)
+        self._done += 1
+        return Progress("sensitivity", done, self._total, f"{what}; {each:.2g} s a probe" if done else what)
+
+
+@contextmanager
+def _recorded(blocks: Sequence[nn.Module]) -> Iterator[list[Any]]:
+    """Within, what each block returns is kept, in order."""
+    found: list[Any] = []
+    hooks = [block.register_forward_hook(lambda _module, _args, out: found.append(out)) for block in blocks]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _replayed(blocks: Sequence[nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
+    """Within, these blocks are not run: they return what they returned."""
+    for block, out in zip(blocks, outputs, strict=False):
+        block.forward = lambda *_args, _out=out, **_kwargs: _out
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _stack(model: Any) -> list[nn.Module]:
+    """The model's blocks, the list that all Linears beside the head lie in; empty where there is no such one."""
+    head = model.get_output_embeddings()
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    places = {found[1] if (found := re.match(r"(.+?)\.\d+\.", name)) else "" for name in linears}
+    blocks = model.get_submodule(places.pop()) if len(places) == 1 and "" not in places else None
+    return list(blocks) if isinstance(blocks, nn.ModuleList) else []
+
+
+def _named(name: str, granularity: str) -> tuple[str, str]:
+    """A Linear's group as people call it, and the pattern of its members.
+
+    >>> _named("model.layers.3.mlp.down_proj", "kind"), _named("model.layers.3.mlp.down_proj", "block")
+    (('down', '*.mlp.down_proj'), ('block 3', 'model.layers.3.*'))
+    >>> _named("lm_head", "block"), _named("model.layers.3.mlp.experts.7.w1", "kind")
+    (('lm_head', 'lm_head'), ('experts.w1', '*.mlp.experts.*.w1'))
+    """
+    found = re.match(r"(.+?\.(\d+))\.(.+)$", name)
+    if granularity == "linear" or not found:
+        return name, name
+    if granularity == "block":
+        return f"block {found[2]}", f"{found[1]}.*"
+    inside = re.sub(r"\.\d+\.", ".*.", found[3])
+    words = [word for word in inside.split(".")[-3:] if word != "*"] if "*" in inside else inside.split(".")[-1:]
+    return ".".join(words[-2:]).removesuffix("_proj"), f"*.{inside}"
+
+
+def _group(label: str, pattern: str, linears: Sequence[tuple[str, nn.Linear]], recipe: Recipe, count: int) -> Group:
+    size = sum(linear.weight.numel() for _, linear in linears)
+    cast = recipe.weights
+    bits = (
+        sum(cast.bits_per_element(*linear.weight.shape) * linear.weight.numel() for _, linear in linears) if cast else 0
+    )
+    kept = sum(8.0 * linear.weight.nbytes for _, linear in linears) / size
+    names = tuple(name for name, _ in linears)
+    blocks = [int(found[1]) if (found := re.match(r".+?\.(\d+)\.", name)) else count for name in names]
+    return Group(Part(label, pattern, size, bits / size if cast else kept, kept, math.nan), names, min(blocks))
+
+
+def _known(part: Part, kld: float) -> Part:
+    return Part(part.name, part.pattern, part.parameters, part.cast_bits, part.kept_bits, kld)
+
+
+def _at(weight: Tensor, where: torch.device) -> nn.Parameter:
+    """The weight there: itself where it lies there already."""
+    if isinstance(weight, nn.Parameter) and weight.device == where:
+        return weight
+    return nn.Parameter(weight.detach().to(where), requires_grad=False)
+
+
+def _finite(kld: float, what: str) -> float:
+    if not math.isfinite(kld):
+        raise NotFinite(
+            f"With {what} cast the model gave NaN or infinity: an activation left the format's range. Try smaller "
+            "tiles, or leave the layer out with skip=."
+        )
+    return kld
+
+
+def _measurements(
+    parts: Sequence[Part], kept: Sequence[Part], recipe: Recipe, tokens: int, whole: float, mixed: float
+) -> Iterator[Measurement]:
+    """The whole recipe and the mixed one, each beside the sum of its parts. The mixed recipe's text is its note."""
+    over = f"Linears alone, {tokens:,} tokens"
+    yield _measured("sensitivity_kld", whole, over)
+    yield _measured("sensitivity_kld_sum", predicted_kld(parts, ()), "the parts' KLDs, each cast alone, added up")
+    yield _measured("mixed_kld", mixed, mixed_recipe(recipe, kept).text)
+    yield _measured("mixed_kld_sum", predicted_kld(parts, kept), "the cast parts' KLDs, each cast alone, added up")
+    yield Measurement(
+        "mixed_bits_per_weight", mean_bits(parts, kept), "bits", LOWER, METHOD, "arithmetic",
+        note=f"the mixed recipe, over the weights that “{recipe.text}” casts",
+    )  # fmt: skip
+
+
+def _measured(name: str, value: float | None, note: str) -> Measurement:
+    return Measurement(name, value, "nats", LOWER, METHOD, BACKEND, note=note)
