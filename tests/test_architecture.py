@@ -33,21 +33,39 @@ def test_deepseek_v3_has_671_billion_parameters_of_which_37_are_used():
     assert KNOWN["DeepSeek-V3"].active_parameters / 1e9 == pytest.approx(37, abs=0.5)
 
 
+def parameters_of_transformers(config):
+    """The parameters of transformers' own model of a config, on no device, the bias of DeepSeek's router included."""
+    kind = AutoConfig.for_model(config["model_type"])
+    for key, value in config.items():
+        if key not in ("model_type", "tie_word_embeddings"):
+            setattr(kind, key, value)
+    kind.head_dim = (
+        config.get("qk_rope_head_dim") or config.get("head_dim") or kind.hidden_size // kind.num_attention_heads
+    )
+    kind.tie_word_embeddings = bool(config.get("tie_word_embeddings"))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(kind)
+    biases = sum(b.numel() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    return sum(p.numel() for p in model.parameters()) + biases
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_few_layers_have_the_parameters_of_transformers_own_model(name):
     config = CONFIGS[name][0] | {"num_hidden_layers": 4}
-    kind = AutoConfig.for_model(config["model_type"])
-    for key, value in config.items():
-        if key != "model_type":
-            setattr(kind, key, value if key != "tie_word_embeddings" else bool(value))
-    kind.head_dim = config.get("head_dim", kind.hidden_size // kind.num_attention_heads)
-    if "qk_rope_head_dim" in config:
-        kind.head_dim = config["qk_rope_head_dim"]
-    kind.tie_word_embeddings = bool(config.get("tie_word_embeddings", False))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(kind)
-    buffers = sum(b.numel() for key, b in model.named_buffers() if key.endswith("e_score_correction_bias"))
-    assert architecture(config, name).parameters == sum(p.numel() for p in model.parameters()) + buffers
+    assert architecture(config, name).parameters == parameters_of_transformers(config)
+
+
+def test_layers_without_experts_are_those_that_transformers_leaves_dense():
+    config = CONFIGS["Qwen3-30B-A3B"][0] | {"num_hidden_layers": 6, "decoder_sparse_step": 3, "mlp_only_layers": [5]}
+    found = architecture(config, "sparse")
+    assert found.parameters == parameters_of_transformers(config)
+    assert {linear.layers for linear in found.linears if ".experts." in linear.name} == {(2,)}
+
+
+def test_decoding_multiplies_by_the_latent_and_prefill_by_whole_heads():
+    deepseek, llama = KNOWN["DeepSeek-V3"], KNOWN["Llama-3.1-8B"]
+    assert (deepseek.decode_width, deepseek.prefill_width) == (576 + 512, 192 + 128)
+    assert (llama.decode_width, llama.prefill_width) == (256, 256)
 
 
 @pytest.mark.parametrize("name", BYTES)

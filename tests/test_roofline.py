@@ -135,6 +135,12 @@ def test_an_expert_that_no_token_chose_is_not_read():
     assert sum(g.flops for g in plan.gemms(7)) == pytest.approx(7 * 2 * mixtral.active_parameters, rel=1e-9)
 
 
+def test_a_router_is_multiplied_in_bf16_whatever_the_recipe():
+    plans = [bound(name, "H200 SXM", KNOWN["Mixtral-8x7B"], 2) for name in ("BF16", "FP8_BLOCK")]
+    bf16, fp8 = (next(g for g in plan.gemms(512) if g.name == "mlp.gate") for plan in plans)
+    assert bf16 == fp8
+
+
 def test_skipped_layers_and_the_router_keep_sixteen_bits():
     whole, skipped = (bound(f"w=e4m3fn/row{more}", "H200 SXM") for more in ("", " skip=*.down_proj"))
     down = next(linear for linear in LLAMA.linears if linear.name == "mlp.down_proj")

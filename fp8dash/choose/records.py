@@ -22,29 +22,11 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (
-    *DEFAULT_MEASURES,
-    "gradients",
-    "sensitivity",
-    "kv",
-    "decode",
-    "tasks",
-    "export",
-)  # and what may be added to it
+MEASURES = (*DEFAULT_MEASURES, "gradients", "sensitivity", "kv", "decode", "tasks", "export")  # and what may be added
 STAGES = (
-    "load",
-    "baseline",
-    "gradients",
-    "sensitivity",
-    "quantize",
-    "gemm",
-    "perplexity",
-    "kv",
-    "needle",
-    "decode",
-    "tasks",
+    "load", "baseline", "gradients", "sensitivity", "quantize", "gemm", "perplexity", "kv", "needle", "decode", "tasks",
     "export",
-)
+)  # fmt: skip
 TASK_PROMPTS = {"plain": "the task's text as it is", "chat": "in the model's chat template"}
 TASK_PRECISIONS = {
     "model": "log-probabilities in the model's precision, lm-eval's default: bfloat16 rounds a document's sum by 0.2 %",
@@ -118,6 +100,12 @@ class Request:
                     f"“{name}” is not the name of a task: your own belong into the tasks folder, by name."
                 )
         recipe = recipe_from(self.recipe)
+        observed = recipe.activations is not None and recipe.activations.is_observed
+        if "sensitivity" in self.measures and (recipe.overrides or observed):
+            raise InvalidChoice(
+                "Sensitivity probes one dynamic cast for all Linears (fp8dash): leave out w[pattern]=, a[pattern]= and "
+                "/static or /delayed, or leave out the measure."
+            )
         if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.weights:
             raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
         casts_cache = recipe.kv is not None and "perplexity" in self.measures

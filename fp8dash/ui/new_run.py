@@ -373,7 +373,8 @@ def _measure(base: Request, key: Names) -> Request:
         )  # fmt: skip
         batches = st.text_input("Decode batches", _join(base.decode_batches), key=key("batches"))
     request = dataclasses.replace(
-        base, sensitivity=granularity, sensitivity_budget=budget or "", corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
+        base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
+        sensitivity=granularity, sensitivity_budget=budget or "",
         measures=tuple(m for m in MEASURES if m in measures), **needles,
         calibration=(calibration or "").strip(), calibration_windows=int(calibrated),
     )  # fmt: skip

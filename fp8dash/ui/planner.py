@@ -32,6 +32,7 @@ STYLE = """<style>
 .st-key-planner_tables [data-testid="stMarkdownContainer"] {overflow-x: auto;}
 .st-key-planner_tables th, .st-key-planner_tables td {padding: 0.3rem 0.6rem !important; white-space: nowrap;}
 .st-key-planner_tables th {white-space: normal; vertical-align: bottom;}
+.st-key-planner_tables td:last-child {white-space: normal; min-width: 9rem;}
 </style>"""
 
 
@@ -108,7 +109,7 @@ def _model() -> Architecture:
         "config.json", EXAMPLE, key="config", bind="query-params", height=68, width=420,
         help="Paste a model’s whole file over this one. " + f"Model types: {', '.join(FAMILIES)}.",
     )  # fmt: skip
-    return read_config(text or "")
+    return read_config(text or "", "Your model")
 
 
 def _recipes() -> dict[str, Recipe]:
@@ -152,7 +153,8 @@ def _answer(name: str, plan: Plan, base: Plan, traffic: Traffic) -> tuple[str, s
     """How many tokens a second, against BF16, and what limits it."""
     where = ("one " if plan.devices == 1 else f"{plan.devices} × ") + plan.accelerator.name
     room = plan.largest_batch(traffic.context)
-    who = f"{plain(plan.model.name)} in {plain(name)} on {plain(where)}"
+    cache = f" with its cache in {plan.recipe.kv.format.name.upper()}" if plan.recipe.kv else ""
+    who = f"{plain(plan.model.name)} in {plain(name)}{cache} on {plain(where)}"
     if not room:
         lack = (plan.weight_bytes - USABLE * plan.accelerator.memory_gb * 1e9 * plan.devices) / 1e9
         need = f"{three(lack)} GB short" if lack > 0 else "no room for one request"
@@ -172,6 +174,8 @@ def _reasons(plan: Plan, traffic: Traffic, room: int, batch: int) -> list[str]:
     said = [f"{room:,} requests of {traffic.context:,} tokens fit."]
     if batch < traffic.batch:
         said.append(f"{traffic.batch:,} at once do not, so the batch is {batch:,}.")
+    weights, cache = (three(size / 1e9) for size in (plan.weight_bytes, plan.kv_bytes * batch * traffic.context))
+    said.append(f"Weights take {weights} GB, {batch:,} caches {cache} GB.")
     turn = plan.turning_point()
     said.append(f"GEMMs are memory bound below {turn:,} tokens at once." if turn else "GEMMs stay memory bound.")
     said.append(f"A prompt of {traffic.prompt:,} tokens takes {_waited(plan.prefill_s(traffic.prompt))}.")
