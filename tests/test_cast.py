@@ -1,6 +1,7 @@
-"""Casting: laws for every format, tile, rule and guard, and values against independent oracles.
+"""Casting: edges for every format, tile, rule and guard, and values against independent oracles.
 
-Each test walks all tiles itself: formats x rules are the parameters, so that a failure names the pair.
+Each test walks all tiles itself: formats x rules are the parameters, so that a failure names the pair. What holds for
+any tensor is in test_laws.py.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8dash.choose.formats import FORMATS, FloatFormat
+from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.recipe import Cast, parse_cast
 from fp8dash.choose.scaling import FLOAT32, GUARDS, RULES, TILES, UNIT, tile_of
 from fp8dash.errors import NotFinite
@@ -21,7 +22,6 @@ from fp8dash.quant.cast import (
     rounded,
     scale_from_amax,
     scales_of,
-    spread,
     tile_amax,
     to_grid,
 )
@@ -30,7 +30,6 @@ from tests.test_formats import FLOATS, ORACLES
 
 PAIRS = [(f, r) for f in FORMATS.values() for r in RULES.values()]
 ODD_TILES = [*TILES.values(), tile_of("3x5"), tile_of("64x1")]
-SHAPES = [(1, 1), (100, 200), (3, 300), (130, 33)]
 every_pair = pytest.mark.parametrize(("fmt", "rule"), PAIRS, ids=lambda p: p.name)
 
 
@@ -41,41 +40,8 @@ def data(shape, *, seed=0, outliers=False):
     return x
 
 
-def step(y, fmt):
-    """The distance between neighbouring codes at each scaled value."""
-    if not isinstance(fmt, FloatFormat):
-        return torch.ones_like(y)
-    exponent = torch.frexp(y.abs().double()).exponent - 1
-    return torch.ldexp(
-        torch.ones_like(y, dtype=torch.float64), exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits
-    )
-
-
 def casts(fmt, rule, tiles=ODD_TILES):
     return [Cast(fmt, tile, rule) for tile in tiles]
-
-
-@every_pair
-def test_the_fast_round_trip_has_the_bits_of_the_codes(fmt, rule):
-    for cast in casts(fmt, rule):
-        for shape in SHAPES:
-            for dtype in (torch.float32, torch.bfloat16):
-                x = data(shape, outliers=True).to(dtype)
-                assert torch.equal(round_trip(x, cast), dequantize(quantize(x, cast)).to(dtype)), (cast.text, shape)
-
-
-@every_pair
-def test_the_error_is_at_most_half_a_step(fmt, rule):
-    for cast in casts(fmt, rule):
-        for shape in SHAPES:
-            x = data(shape, outliers=True)
-            q = quantize(x, cast)
-            scaled = x.double() / spread(q.factors, cast.tile, *shape).double()
-            found = decode(q.codes, fmt).double()
-            within = scaled.abs() <= fmt.max * (1 + 2**-20)  # some rules clip
-            limit = step(scaled, fmt) / 2 * (1 + 2**-20) + 2**-20  # the scaled value is itself rounded to float32
-            assert ((found - scaled).abs() <= limit)[within].all(), cast.text
-            assert (found[~within].abs() == fmt.max).all(), cast.text
 
 
 @every_pair
@@ -115,35 +81,15 @@ def test_a_tensor_that_is_not_finite_is_refused_and_never_silently_cast(fmt, rul
             assert not torch.isfinite(round_trip(x, cast)[3, 5]), cast.text
 
 
-@every_pair
-def test_casting_twice_changes_nothing_more(fmt, rule):
-    """Where the scale is found again, to float32's rounding; a searched or clipping scale may be another one."""
-    if rule.name in ("mse", "nvfp4", "moss", "floor", "even", "ceil", "onebit"):
-        rule = FLOAT32 if rule.name in ("mse", "nvfp4", "moss") else RULES["rceil"]
-    for cast in casts(fmt, rule):
+@pytest.mark.parametrize("rule", ["float32", "pow2", "rceil"])
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_the_scale_of_a_cast_is_found_again_where_no_rule_clips(fmt, rule):
+    """To float32's rounding; a searched or clipping scale may be another one."""
+    for cast in casts(fmt, RULES[rule]):
         x = data((130, 200), outliers=True)
         once = round_trip(x, cast)
         twice = round_trip(once, cast)
         assert (twice - once).abs().max() <= 2**-22 * once.abs().max(), cast.text
-
-
-@every_pair
-def test_a_power_of_two_passes_through_the_cast(fmt, rule):
-    if rule == UNIT:
-        return
-    for cast in casts(fmt, rule):
-        x = data((130, 200), outliers=True)
-        assert torch.equal(round_trip(x * 2**9, cast), round_trip(x, cast) * 2**9), cast.text
-
-
-@every_pair
-def test_signs_are_symmetric_and_order_is_kept(fmt, rule):
-    for cast in casts(fmt, rule):
-        x = data((130, 200))
-        assert torch.equal(round_trip(-x, cast), -round_trip(x, cast)), cast.text
-        if cast.tile.rows == cast.tile.cols == 0:
-            ordered = round_trip(x.flatten().sort().values[None], cast)[0]
-            assert (ordered.diff() >= 0).all(), cast.text
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
