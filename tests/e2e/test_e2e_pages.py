@@ -104,7 +104,7 @@ def test_filters_live_in_the_address(address: str, browser: Browser) -> None:
     with watched(browser) as (page, _):
         page.goto(linked)
         expect(page.get_by_text("1 run, best KLD first")).to_be_visible(timeout=30_000)
-        expect(page.get_by_label("Search", exact=True)).to_have_value("mxfp8")
+        expect(page.get_by_label("Search", exact=True)).to_have_value("mxfp8", timeout=30_000)
 
 
 def test_the_downloaded_csv_has_the_rows_on_the_screen(address: str, browser: Browser, tmp_path: Path) -> None:

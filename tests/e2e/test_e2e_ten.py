@@ -68,7 +68,7 @@ def test_ten_people_see_no_error_no_lock_and_no_stale_run(browser: Browser, tmp_
             if path.startswith("runs"):  # left open all the while
                 title = f"{15 + made} runs: {11 + made} finished, 1 failed and 3 cancelled"
                 expect(page.get_by_role("heading", level=1)).to_have_text(title, timeout=PATIENCE)
-                expect(page.get_by_test_id("stMarkdownContainer").get_by_text("running", exact=True)).to_have_count(0)
+                expect(page.get_by_role("progressbar")).to_have_count(0, timeout=PATIENCE)
             _drawn(page)
         said = (tmp_path / "streamlit.out").read_text("utf-8")
         resident = int(re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{server}/status").read_text())[0]) / 1024
