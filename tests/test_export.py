@@ -167,6 +167,16 @@ def test_a_run_leaves_a_checkpoint_and_says_where(tiny, corpus_file, tmp_path):
     assert artefact.path.startswith(str(tmp_path / "checkpoints")) and artefact.format == "float-quantized"
 
 
+def test_a_checkpoint_that_cannot_be_is_refused_before_the_run_and_bf16_needs_none():
+    with pytest.raises(InvalidChoice, match="A checkpoint cannot hold w=e5m2/row"):
+        Request(recipe="FP8_E5M2", measures=("gemm", "export")).checked()
+    with pytest.raises(InvalidChoice, match="A checkpoint cannot hold w=e5m2/row"):
+        Request(recipe="w=int8/row a=int8/row w[*.o_proj]=e5m2/row", measures=("export",)).checked()
+    assert Request(recipe="w=int8/row a=int8/row w[*.o_proj]=bf16 a[*.o_proj]=bf16", measures=("export",)).checked()
+    assert Request(recipe="KV_FP8", measures=("gemm", "export")).checked().measures == ("gemm",)
+    assert Request(recipe="BF16", measures=("gemm", "export")).checked().measures == ("gemm",)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_deployed_or_says_why_not(name):
     for way in deployments(PRESETS[name].recipe, "org/name; rm -rf", None):

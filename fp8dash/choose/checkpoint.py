@@ -88,6 +88,12 @@ def quantization_config(recipe: Recipe, cast: Iterable[str], kept: Iterable[str]
     }
 
 
+def refuse_no_checkpoint(recipe: Recipe) -> None:
+    """Raises InvalidChoice where no checkpoint can hold the recipe, whatever the model's Linears are called."""
+    kinds = ["", *(override.pattern for override in recipe.overrides)]
+    quantization_config(recipe, [name for name in kinds if recipe.of(name).casts_linears], [])
+
+
 def _refuse_what_no_checkpoint_holds(recipe: Recipe) -> None:
     if not recipe.casts_linears:
         raise _refused("a recipe that casts no Linear", "there is nothing to store in fewer bits", "FP8_DYNAMIC")

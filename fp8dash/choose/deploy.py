@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from shlex import quote
 
-from fp8dash.choose.checkpoint import quantization_config
+from fp8dash.choose.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.formats import E4M3FN, E5M2
 from fp8dash.choose.presets import PRESETS, preset_of
 from fp8dash.choose.recipe import KvCast, Recipe
@@ -49,7 +49,7 @@ def _why_no_checkpoint(recipe: Recipe) -> str:
     if not recipe.casts_linears and not recipe.attention:
         return ""
     try:
-        quantization_config(recipe, ["a Linear"], [])
+        refuse_no_checkpoint(recipe)
     except InvalidChoice as error:
         return str(error)
     return ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8dash.choose.catalog import DEMO, PYDOCS
+from fp8dash.choose.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.needles import check_needles
 from fp8dash.choose.presets import recipe_from
@@ -110,7 +111,11 @@ class Request:
             raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
         casts_cache = recipe.kv is not None and "perplexity" in self.measures
         more = ("kv",) if casts_cache else ()  # else no number would read the cache
-        named = tuple(dict.fromkeys((*self.measures, *more, *(["tasks"] if tasks else []))))
+        if "export" in self.measures and recipe.casts_linears:
+            refuse_no_checkpoint(recipe)
+        nothing = () if recipe.casts_linears else ("export",)  # the model's own files serve it already
+        measures = (name for name in self.measures if name not in nothing)
+        named = tuple(dict.fromkeys((*measures, *more, *(["tasks"] if tasks else []))))
         return dataclasses.replace(self, recipe=recipe.text, tasks=tasks, measures=named)
 
     def to_json(self) -> dict[str, Any]:
