@@ -203,12 +203,13 @@ def test_the_right_answers_chances_do_not_depend_on_what_was_said(loaded, agreed
 
 def test_what_prompts_share_is_read_once_and_only_in_whole_chunks(loaded, monkeypatch):
     read = []
-    plain = Reader._read
-    monkeypatch.setattr(Reader, "_read", lambda self, ids: read.append(len(ids)) or plain(self, ids))
+    body = loaded.model.model.forward
+    monkeypatch.setattr(
+        loaded.model.model, "forward", lambda *a, **given: read.append(given["input_ids"].shape[1]) or body(*a, **given)
+    )
     reader, ids = Reader(loaded.model, None), list(range(200)) * 2
-    reader.prompt(ids)
-    reader.prompt([*ids[:300], *ids])
-    reader.prompt([7])
+    for prompt in (ids, [*ids[:300], *ids], [7]):
+        reader.prompt(prompt)
     assert read == [128, 128, 128, 16, *[128] * 3, 60, 1]
     with pytest.raises(ValueError, match="without tokens"):
         reader.prompt([])

@@ -445,6 +445,9 @@ def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:
     assert app.title[0].value == "MXFP8 loses least to BF16 (KLD 0.0172 nats)"
     assert "**0.0172**" in said(app) and "tied: MXFP8" in said(app)
     assert "| Run | Cells | ln p (nats a token) | minus BF16 | minus MXFP8 |" in said(app)
+    assert "No needle differs from BF16’s on the same prompts." in said(app)
+    app = opened("compare", runs=f"{ids['MXFP8']},{ids['INT8_TENSOR']}")  # no baseline among them
+    assert "Share found minus BF16’s on the same prompts:" in said(app)
 
 
 def test_unlike_runs_are_warned_of(ids: dict[str, str]) -> None:

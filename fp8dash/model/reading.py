@@ -56,10 +56,11 @@ class Reader:
             raise ValueError("a prompt without tokens")
         shared = min(shared_start(self._prompt, ids), len(ids) - 1) if self._croppable else 0
         self._back_to(whole := shared // CHUNK * CHUNK)
-        for at in range(whole, len(ids), CHUNK):
-            logits = self._read(ids[at : at + CHUNK])
+        last = (len(ids) - 1) // CHUNK * CHUNK
+        if last > whole:  # without the head, which would cost a tenth of the chunk
+            read_chunks(self._model, torch.tensor(ids[whole:last]), self._cache, CHUNK)
         self._prompt = list(ids)
-        return logits
+        return self._read(ids[last:])
 
     def step(self, token: int) -> Tensor:
         """Float32 logits [vocabulary] after one more token."""

@@ -50,6 +50,7 @@ def page(frame: Frame) -> None:
     _tasks(frame, rows, names)
     _quality(frame, rows, names)
     _needles(frame, rows, names)
+    _graded_needles(frame, rows, names)
     _speed(frame, rows, names)
     _layers(frame, rows, names)
 
@@ -210,7 +211,8 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         return
     st.header("Needles by length and depth", anchor=False)
     draw(charts.needle_maps(found), key="compare_needles", alt="Share of needles found")
-    needles.compared(found, [names[row.run] for row in rows if row.is_baseline])
+    if needles.changed({names[row.run]: cells[row.run] for row in rows if cells[row.run] and not row.is_baseline}):
+        return  # else a cell was measured before cells bore the baseline's score
     base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
     others = {name: have for name, have in found.items() if not base or name != names.get(base.run)}
     if base and others:
@@ -223,6 +225,12 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         st.markdown("The same, minus the baseline’s:")
         figure = charts.needle_differences(others, basis)
         draw(figure, key="compare_needle_differences", alt="Needle scores minus the baseline’s")
+
+
+def _graded_needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    cells = frame.store.needle_cells([row.run for row in rows])
+    found = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
+    needles.compared(found, [names[row.run] for row in rows if row.is_baseline])
 
 
 def _baseline(frame: Frame, rows: Sequence[Standing]) -> Standing | None:

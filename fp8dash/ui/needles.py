@@ -40,12 +40,25 @@ def of_run(name: str, cells: Sequence[NeedleCell]) -> None:
     st.caption(MEANING)
 
 
+def changed(found: Mapping[str, Sequence[NeedleCell]]) -> bool:
+    """Exact scores minus the unquantized model's; False where some cell does not bear that."""
+    cells = [cell for have in found.values() for cell in have]
+    if any(cell.baseline_score is None for cell in cells):
+        return False
+    if all(cell.score == cell.baseline_score for cell in cells):
+        st.markdown("No needle differs from BF16’s on the same prompts.")
+        return True
+    st.markdown("Share found minus BF16’s on the same prompts:")
+    draw(charts.needle_changes(found), key="compare_needles_lost", alt="Needle scores minus BF16’s")
+    return True
+
+
 def compared(found: Mapping[str, Sequence[NeedleCell]], baselines: Collection[str]) -> None:
     """Graded needles of several runs: a row each, minus BF16's and minus the first cast run's, and the maps."""
     graded = {name: cells for name, cells in found.items() if mean_grade(cells) is not None}
     if not graded:
         return
-    st.subheader("How likely the hidden values were", anchor=False)
+    st.header("How likely the hidden values were", anchor=False)
     cast = {name: cells for name, cells in graded.items() if name not in baselines}
     st.markdown(_table(graded, cast))
     st.caption(f"{MEANING} Differences are paired over cells, with their 95 % bootstrap interval.")
