@@ -107,7 +107,7 @@ class Request:
                 "Sensitivity probes one dynamic cast for all Linears (fp8dash): leave out w[pattern]=, a[pattern]= and "
                 "/static or /delayed, or leave out the measure."
             )
-        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.weights:
+        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.casts_weights:
             raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
         casts_cache = recipe.kv is not None and "perplexity" in self.measures
         more = ("kv",) if casts_cache else ()  # else no number would read the cache
