@@ -45,7 +45,7 @@ from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.provenance import made_with
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
-from fp8dash.model.calibration import NOTHING, observe, rewind
+from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import export
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import EMULATED, cast_model
@@ -79,6 +79,7 @@ class Bench:
     kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
     prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
     needle_baseline: list[Answer] = field(init=False)
+    observed: Observed | None = None  # from sensitivity or quantize, whichever is first
     backend: str = ""  # from quantize
     tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
@@ -173,14 +174,23 @@ def _gradients(bench: Bench) -> Iterator[Item]:
 
 def _sensitivity(bench: Bench) -> Iterator[Item]:
     request, budget = bench.request, parse_budget(bench.request.sensitivity_budget)
+    observed = yield from _observed(bench, "sensitivity")
     probed = (bench.loaded.model, bench.base_head, bench.windows, bench.baseline)
-    yield from sensitivity(*probed, bench.recipe, request.sensitivity, budget)
+    yield from sensitivity(*probed, bench.recipe, request.sensitivity, budget, observed)
+
+
+def _observed(bench: Bench, stage: str) -> Generator[Progress, None, Observed]:
+    """What calibration text shows of the unquantized model, looked at once."""
+    if bench.calibration is None:
+        return NOTHING
+    if bench.observed is None:
+        bench.observed = yield from observe(bench.loaded.model, bench.recipe, bench.calibration, stage)
+    return bench.observed
 
 
 def _quantize(bench: Bench) -> Iterator[Item]:
-    model, observed = bench.loaded.model, NOTHING
-    if bench.calibration is not None:
-        observed = yield from observe(model, bench.recipe, bench.calibration)
+    model = bench.loaded.model
+    observed = yield from _observed(bench, "quantize")
     total = sum(1 for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor))
     layers = []
     with torch.no_grad():

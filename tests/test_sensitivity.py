@@ -20,6 +20,7 @@ from fp8dash.measure.baseline import Baseline, baseline_of, hidden_states
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.sensitivity import WINDOWS, Probe, groups_of, sensitivity
+from fp8dash.model.calibration import NOTHING, observe
 from fp8dash.model.load import load
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
@@ -42,18 +43,18 @@ def baseline(loaded, windows, tmp_path):
     return found
 
 
-def probed(loaded, windows, baseline, recipe=RECIPE, granularity="kind", budget="kld=50%"):
+def probed(loaded, windows, baseline, recipe=RECIPE, granularity="kind", budget="kld=50%", observed=NOTHING):
     """Sensitivities by group, and measurements by name."""
-    model = loaded.model
-    items = list(sensitivity(model, model.lm_head, windows, baseline, recipe, granularity, parse_budget(budget)))
+    model, limit = loaded.model, parse_budget(budget)
+    items = list(sensitivity(model, model.lm_head, windows, baseline, recipe, granularity, limit, observed))
     groups = {item.group: item for item in items if isinstance(item, Sensitivity)}
     return groups, {item.name: item for item in items if isinstance(item, Measurement)}
 
 
-def run_kld(loaded, windows, baseline, text):
+def run_kld(loaded, windows, baseline, text, observed=NOTHING):
     """The KLD of a whole run of a recipe, as the perplexity stage measures it."""
     cast = load(loaded.folder, torch.device("cpu")).model
-    list(cast_model(cast, parse_recipe(text), Device("cpu", "CPU"), "emulated"))
+    list(cast_model(cast, parse_recipe(text), Device("cpu", "CPU"), "emulated", observed))
     rows = perplexity(cast, loaded.model.lm_head, windows, baseline, "emulated", 0)
     return next(row.value for row in rows if isinstance(row, Measurement) and row.name == "kld")
 
@@ -121,6 +122,38 @@ def test_what_a_recipe_leaves_out_is_no_group_and_the_head_is_one_where_asked_fo
     alone = run_kld(loaded, windows, baseline, "w=e2m1/tensor also=lm_head skip=model.*")
     assert groups["lm_head"].alone_kld == pytest.approx(alone, abs=ONCE)
     assert probed(loaded, windows, baseline, parse_recipe("kv=e4m3fn/tensor"))[1]["sensitivity_kld"].value is None
+
+
+@pytest.mark.parametrize(
+    "text", ["w[*.down_proj]=e2m1/tensor a[*.q_proj]=e2m1/tensor", "w=int8/row a=e2m1/tensor/delayed:2"]
+)
+def test_overrides_and_calibrated_scales_are_those_of_a_whole_run(loaded, windows, baseline, text):
+    recipe = parse_recipe(text)
+    steps, observed = observe(loaded.model, recipe, windows), NOTHING
+    while recipe.needs_calibration:
+        try:
+            next(steps)
+        except StopIteration as end:
+            observed = end.value
+            break
+    groups, values = probed(loaded, windows, baseline, recipe, "kind", "kld=50%", observed)
+    assert values["sensitivity_kld"].value == pytest.approx(
+        run_kld(loaded, windows, baseline, text, observed), abs=ONCE
+    )
+    others = ",".join(group.pattern for name, group in groups.items() if name != "down") or "none"
+    alone = run_kld(loaded, windows, baseline, f"{text} skip={others}", observed)
+    assert groups["down"].alone_kld == pytest.approx(alone, abs=ONCE) and alone > 10 * ONCE
+    if recipe.overrides:
+        assert list(groups) == ["q", "down"] and groups["q"].bits_per_weight == 16.0
+
+
+def test_the_prediction_shares_the_whole_among_its_parts(loaded, windows, baseline):
+    groups, values = probed(loaded, windows, baseline)
+    total = sum(row.alone_kld for row in groups.values())
+    assert values["sensitivity_kld_sum"].value == pytest.approx(total)
+    left = sum(row.alone_kld for row in groups.values() if not row.kept) / total
+    assert values["mixed_kld_predicted"].value == pytest.approx(left * values["sensitivity_kld"].value)
+    assert left <= 0.5  # the budget
 
 
 @pytest.mark.parametrize("text", ["w=e5m2/row a=e5m2/row also=lm_head", "a=int8/tensor"])

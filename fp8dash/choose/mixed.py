@@ -1,7 +1,7 @@
 """Which parts of a model a mixed recipe keeps, from what casting each part alone costs. Values only: no torch.
 
-Divergences of parts cast alone are added up: a first-order estimate, for choosing only. What is chosen is measured as a
-whole, and both numbers are shown.
+Divergences of parts are added up: a first-order estimate, for choosing only. What is chosen is measured as a whole, and
+both numbers are shown.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Part:
     parameters: int
     cast_bits: float  # of a weight, scales included
     kept_bits: float
-    kld: float  # nats, where nothing else is cast
+    kld: float  # its share of the nats that casting all parts costs
 
     @property
     def worth(self) -> float:
@@ -76,7 +76,7 @@ def kept_parts(parts: Sequence[Part], budget: Budget, whole_kld: float) -> tuple
 
 
 def predicted_kld(parts: Sequence[Part], kept: Sequence[Part]) -> float:
-    """The sum of what the cast parts cost alone, nats."""
+    """The sum of what the cast parts cost, nats."""
     names = {part.name for part in kept}
     return sum(part.kld for part in parts if part.name not in names)
 

@@ -189,6 +189,15 @@ class Recipe:
         return any(cast is not None for cast in casts)
 
     @property
+    def casts_weights(self) -> bool:
+        """True where the weights of some Linears are cast.
+
+        >>> parse_recipe("a=int8/row").casts_weights, parse_recipe("a=int8/row w[*.o_proj]=int8/row").casts_weights
+        (False, True)
+        """
+        return self.weights is not None or any(o.key == "w" and o.cast is not None for o in self.overrides)
+
+    @property
     def needs_calibration(self) -> bool:
         """True where activations, keys or values must be observed on some text before the model is cast.
 

@@ -101,13 +101,7 @@ class Request:
                     f"“{name}” is not the name of a task: your own belong into the tasks folder, by name."
                 )
         recipe = recipe_from(self.recipe)
-        observed = recipe.activations is not None and recipe.activations.is_observed
-        if "sensitivity" in self.measures and (recipe.overrides or observed):
-            raise InvalidChoice(
-                "Sensitivity probes one dynamic cast for all Linears (fp8dash): leave out w[pattern]=, a[pattern]= and "
-                "/static or /delayed, or leave out the measure."
-            )
-        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.weights:
+        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.casts_weights:
             raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
         casts_cache = recipe.kv is not None and "perplexity" in self.measures
         more = ("kv",) if casts_cache else ()  # else no number would read the cache

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.choose.records import LOWER, Measurement, Progress, Sensitivity
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import CHUNK, Baseline, hidden_states
-from fp8dash.quant.activations import ActivationCast
+from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.quant.cast import round_trip
 
 METHOD = "KLD from the baseline over the first windows, Linears of a part cast emulated and restored, v1"
@@ -41,17 +41,18 @@ class Group:
 
 def sensitivity(
     model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe, granularity: str,
-    budget: Budget,
+    budget: Budget, observed: Observed = NOTHING,
 ) -> Iterator[Progress | Sensitivity | Measurement]:  # fmt: skip
     """Progress, a Sensitivity for each group, the whole recipe and a mixed one under the budget; raises NotFinite.
 
-    Takes the unquantized model, which is unquantized again at the end, and [count, L] token ids.
+    Takes the unquantized model, which is unquantized again at the end, [count, L] token ids, and what was `observed`
+    where the recipe's scales come from calibration.
     """
     groups = groups_of(model, recipe, granularity)
     if not groups:
         yield _measured("sensitivity_kld", None, "no Linear is cast, so none costs anything")
         return
-    probe = Probe(model, base_head, windows[:WINDOWS], baseline, recipe)
+    probe = Probe(model, base_head, windows[:WINDOWS], baseline, recipe, observed)
     clock = _Clock(2 * len(groups) + 2)
     try:
         yield from _probed(probe, groups, recipe, budget, clock)
@@ -79,17 +80,19 @@ def _probed(
         probe.restore(group.names)
         but.append(probe.kld(group.first, f"all but {group.part.name}"))
         probe.cast(group.names)
-    parts = [_known(group.part, kld) for group, kld in zip(groups, alone, strict=True)]
+    parts = [replace(group.part, kld=kld) for group, kld in zip(groups, scaled(alone, whole), strict=True)]
     kept = kept_parts(parts, budget, whole)
     yield clock.progress("the mixed recipe")
     left_out = [group for group in groups if group.part.name in {part.name for part in kept}]
     probe.restore([name for group in left_out for name in group.names])
     mixed = probe.kld(min((group.first for group in left_out), default=len(probe.blocks)), "the mixed recipe")
-    for group, part, all_but in zip(groups, parts, but, strict=True):
+    for group, part, own, all_but in zip(groups, parts, alone, but, strict=True):
         yield Sensitivity(
-            part.name, part.pattern, len(group.names), part.parameters, part.cast_bits, part.kld, all_but, part in kept
+            part.name, part.pattern, len(group.names), part.parameters, part.cast_bits, own, all_but, part in kept
         )
-    yield from _measurements(parts, kept, recipe, probe.tokens, whole, mixed)
+    yield _measured("sensitivity_kld", whole, f"Linears alone, {probe.tokens:,} tokens")
+    yield _measured("sensitivity_kld_sum", sum(alone), "the parts' KLDs, each cast alone, added up")
+    yield from _of_mixed(parts, kept, recipe, mixed)
 
 
 def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[Group]:
@@ -97,7 +100,7 @@ def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[Group]:
     head = model.get_output_embeddings()
     found: dict[tuple[str, str], list[tuple[str, nn.Linear]]] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or recipe.skips(name) or not recipe.casts_linears:
+        if not isinstance(module, nn.Linear) or recipe.skips(name) or not recipe.of(name).casts_linears:
             continue
         if module is head and "lm_head" not in recipe.also:
             continue
@@ -115,14 +118,17 @@ class Probe:
     A Linear's other weight, the one that is not in use, waits on the CPU, so a GPU holds the model once.
     """
 
-    def __init__(self, model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe) -> None:
+    def __init__(
+        self, model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe,
+        observed: Observed = NOTHING,
+    ) -> None:  # fmt: skip
         """Takes the unquantized model and [count, L] token ids, the first of those that the baseline was made of."""
         self.blocks = _stack(model)
         self.cast_now: dict[str, Callable[[], None]] = {}  # by Linear, what takes its activations' cast off again
         self.tokens = windows.numel() - len(windows)
         self._model, self._windows, self._baseline, self._recipe = model, windows, baseline, recipe
         self._device: torch.device = model.device
-        self._caster = ActivationCast(recipe.activations) if recipe.activations else None
+        self._casters = Casters(observed)
         self._waiting: dict[str, nn.Parameter] = {}
         self._outputs: list[list[Any]] = []  # [window][block]
         self._logits = [self._base_logits(base_head, index) for index in range(len(windows))]
@@ -132,21 +138,22 @@ class Probe:
         """Casts these Linears, which are not cast."""
         for name in names:
             linear = self._model.get_submodule(name)
-            if self._recipe.weights:
-                self._swap(name, linear, self._recipe.weights)
-            self.cast_now[name] = self._watch(linear)
+            if weights := self._recipe.of(name).weights:
+                self._swap(name, linear, weights)
+            self.cast_now[name] = self._watch(name, linear)
 
     def restore(self, names: Sequence[str]) -> None:
         """Gives these Linears, which are cast, their own weights back."""
         for name in names:
             self.cast_now.pop(name)()
-            if self._recipe.weights:
-                self._swap(name, self._model.get_submodule(name), self._recipe.weights)
+            if weights := self._recipe.of(name).weights:
+                self._swap(name, self._model.get_submodule(name), weights)
 
     @torch.no_grad()
     def keep_outputs(self) -> float:
         """The mean KLD of the model as it is, in nats; later probes replay what its blocks return now."""
         self._outputs, total = [], 0.0
+        self._casters.rewind()
         for index, ids in enumerate(self._windows):
             with _recorded(self.blocks) as outputs:
                 hidden = hidden_states(self._model, ids[None])
@@ -160,6 +167,7 @@ class Probe:
     def kld(self, first: int, what: str) -> float:
         """The mean KLD in nats where blocks before the `first` are as when outputs were kept; raises NotFinite."""
         total = 0.0
+        self._casters.rewind()
         for index, ids in enumerate(self._windows):
             with _replayed(self.blocks[:first], self._outputs[index]):
                 total += self._divergence(index, hidden_states(self._model, ids[None]))
@@ -180,8 +188,8 @@ class Probe:
         self._waiting[name] = present if tied else _at(present, torch.device("cpu"))
         linear.weight = _at(other, self._device)
 
-    def _watch(self, linear: nn.Linear) -> Callable[[], None]:
-        caster = self._caster
+    def _watch(self, name: str, linear: nn.Linear) -> Callable[[], None]:
+        caster = self._casters.of(name, self._recipe.of(name).activations, self._device)
         if caster is None:
             return lambda: None
         return linear.register_forward_pre_hook(lambda _module, args: (caster.emulated(args[0]), *args[1:])).remove
@@ -274,18 +282,16 @@ def _named(name: str, granularity: str) -> tuple[str, str]:
 
 def _group(label: str, pattern: str, linears: Sequence[tuple[str, nn.Linear]], recipe: Recipe, count: int) -> Group:
     size = sum(linear.weight.numel() for _, linear in linears)
-    cast = recipe.weights
-    bits = (
-        sum(cast.bits_per_element(*linear.weight.shape) * linear.weight.numel() for _, linear in linears) if cast else 0
-    )
     kept = sum(8.0 * linear.weight.nbytes for _, linear in linears) / size
+    bits = sum(_bits(linear.weight, recipe.of(name).weights) for name, linear in linears) / size
     names = tuple(name for name, _ in linears)
     blocks = [int(found[1]) if (found := re.match(r".+?\.(\d+)\.", name)) else count for name in names]
-    return Group(Part(label, pattern, size, bits / size if cast else kept, kept, math.nan), names, min(blocks))
+    return Group(Part(label, pattern, size, bits, kept, math.nan), names, min(blocks))
 
 
-def _known(part: Part, kld: float) -> Part:
-    return Part(part.name, part.pattern, part.parameters, part.cast_bits, part.kept_bits, kld)
+def _bits(weight: Tensor, cast: Cast | None) -> float:
+    """All bits of a [rows, cols] weight, its scales included."""
+    return weight.numel() * (cast.bits_per_element(*weight.shape) if cast else 8.0 * weight.element_size())
 
 
 def _at(weight: Tensor, where: torch.device) -> nn.Parameter:
@@ -304,15 +310,24 @@ def _finite(kld: float, what: str) -> float:
     return kld
 
 
-def _measurements(
-    parts: Sequence[Part], kept: Sequence[Part], recipe: Recipe, tokens: int, whole: float, mixed: float
-) -> Iterator[Measurement]:
-    """The whole recipe and the mixed one, each beside the sum of its parts. The mixed recipe's text is its note."""
-    over = f"Linears alone, {tokens:,} tokens"
-    yield _measured("sensitivity_kld", whole, over)
-    yield _measured("sensitivity_kld_sum", predicted_kld(parts, ()), "the parts' KLDs, each cast alone, added up")
+def scaled(alone: Sequence[float], whole: float) -> list[float]:
+    """What parts cost alone, scaled so that they add up to the whole.
+
+    In bfloat16 the least change flips roundings downstream, so each part alone pays a floor that all of them share:
+    thirty blocks of SmolLM2-135M add up to over twice the whole.
+
+    >>> scaled([0.25, 0.75], 0.5)
+    [0.125, 0.375]
+    """
+    total = sum(alone)
+    return [kld * whole / total for kld in alone] if total > 0 else list(alone)
+
+
+def _of_mixed(parts: Sequence[Part], kept: Sequence[Part], recipe: Recipe, mixed: float) -> Iterator[Measurement]:
+    """The mixed recipe as measured, its text as the note, and as predicted."""
     yield _measured("mixed_kld", mixed, mixed_recipe(recipe, kept).text)
-    yield _measured("mixed_kld_sum", predicted_kld(parts, kept), "the cast parts' KLDs, each cast alone, added up")
+    scale = "the cast parts' KLDs, each cast alone, scaled so that all parts give the whole recipe's"
+    yield _measured("mixed_kld_predicted", predicted_kld(parts, kept), scale)
     yield Measurement(
         "mixed_bits_per_weight", mean_bits(parts, kept), "bits", LOWER, METHOD, "arithmetic",
         note=f"the mixed recipe, over the weights that “{recipe.text}” casts",

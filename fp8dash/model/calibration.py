@@ -31,15 +31,18 @@ NOTHING, UNSEEN = Observed(), Observer()
 
 
 @torch.no_grad()
-def observe(model: Any, recipe: Recipe, windows: Tensor) -> Generator[Progress, None, Observed]:
-    """Progress for each of [count, L] token ids; returns what was observed. Raises NotFinite naming the layer."""
+def observe(
+    model: Any, recipe: Recipe, windows: Tensor, stage: str = "quantize"
+) -> Generator[Progress, None, Observed]:
+    """A stage's Progress for each of [count, L] token ids; returns what was observed. Raises NotFinite naming the
+    layer."""
     inputs = _Inputs()
     kv: tuple[tuple[Tensor, Tensor], ...] = ()
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and _asks(recipe, name)]
     head = model.get_output_embeddings()
     with _hooked(model, recipe, names, inputs):
         for index, ids in enumerate(windows):
-            yield Progress("quantize", index, len(windows), f"calibrating, window {index + 1} of {len(windows)}")
+            yield Progress(stage, index, len(windows), f"calibrating, window {index + 1} of {len(windows)}")
             cache = observing_cache(model.config) if recipe.calibrates_kv else None
             hidden = model.base_model(input_ids=ids[None].to(model.device), use_cache=bool(cache), cache=cache)[0]
             if "lm_head" in recipe.also and any(model.get_submodule(name) is head for name in names):
@@ -66,6 +69,12 @@ class Casters:
         if key not in self._made:
             self._made[key] = ActivationCast(cast, _scale_of(observer, cast, device))
         return self._made[key]
+
+    def rewind(self) -> None:
+        """Puts delayed scales back to where calibration left them."""
+        for caster in self._made.values():
+            if caster.scale is not None:
+                caster.scale.rewind()
 
 
 def _scale_of(observer: Observer, cast: Cast, device: torch.device) -> StaticScale | None:

@@ -55,7 +55,7 @@ TITLES = {
     "sensitivity_kld": "KLD of the whole recipe",
     "sensitivity_kld_sum": "Sum of its parts’ KLDs",
     "mixed_kld": "KLD of the mixed recipe",
-    "mixed_kld_sum": "Sum of its cast parts’ KLDs",
+    "mixed_kld_predicted": "KLD of the mixed recipe, predicted",
     "mixed_bits_per_weight": "Bits/weight, mixed recipe",
 }
 BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
@@ -377,7 +377,7 @@ def _mixed(frame: Frame, run: Run, kept: list[Sensitivity], numbers: dict[str, M
     st.markdown(
         f"Suggested under the budget {plain(run.request.sensitivity_budget)}: keep "
         f"{plain(', '.join(row.group for row in kept))} in BF16. "
-        f"Measured as a whole {found['mixed_kld']} nats, by the sum of its parts {found['mixed_kld_sum']}, at "
+        f"Measured as a whole {found['mixed_kld']} nats, predicted from its parts {found['mixed_kld_predicted']}, at "
         f"{found['mixed_bits_per_weight']} bits a weight. Linears alone, on the first windows, emulated."
     )
     st.code(text, language=None, wrap_lines=True)
