@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
-from fp8dash import report, study_report
+from fp8dash import report, study_files, study_report
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
@@ -31,7 +31,7 @@ ALIVE_SECONDS = 15  # a worker beats every 5
 POLL_SECONDS = 0.5
 ROWS = {"csv": report.to_csv, "markdown": report.to_markdown, "json": report.to_json}  # of all runs
 ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
-    "csv": study_report.to_csv, "markdown": study_report.to_markdown, "html": study_report.to_html,
+    "csv": study_files.to_csv, "markdown": study_files.to_markdown, "html": study_files.to_html,
     "json": lambda said: report.to_json(said.runs),
 }  # fmt: skip
 
@@ -97,7 +97,7 @@ def _study(options: argparse.Namespace) -> int:
             return 0
         status = _wait(store, run_ids, ())
         found = study_report.evidence(store, question, run_ids, reused=[run.id for run in plan.known])
-        print(study_report.to_markdown(study_report.written(found)))
+        print(study_files.to_markdown(study_report.written(found)))
         return status
 
 

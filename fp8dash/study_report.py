@@ -1,12 +1,10 @@
 """A study written up: what its runs answer, by how much, how sure that is, and what cannot be said. No streamlit.
 
-`evidence` reads the store, `written` is a pure function of that, and `to_markdown` and `to_html` write what came out.
-Texts are as people typed them until a writer escapes them.
+`evidence` reads the store, `written` is a pure function of that; `study_files.py` makes documents of what came out.
+Texts are as people typed them: whoever shows them escapes them.
 """
 
-import html
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +17,6 @@ from fp8dash.metrics import DASH, METRICS, heading, shown, signed, three
 from fp8dash.report import Standing, interval
 from fp8dash.stats import FEWEST_WINDOWS, Difference, paired_difference
 
-SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&@]|:(?=[/\w])|(?<=www)\.)")  # what Markdown or GitHub would take for more
 NAMED = 4  # recipes that a sentence names, at most
 BY_INTERVAL = "Paired 95 % bootstrap intervals over windows, each pair by itself; tied where it holds zero."
 
@@ -156,39 +153,6 @@ def evidence(store: Store, question: Question, run_ids: Sequence[str], *, reused
 def written(found: Evidence) -> WriteUp:
     """The write-up; which numbers decide is the question's."""
     return ANSWERS.get(found.question.metric, _by_windows)(found)
-
-
-def to_markdown(found: WriteUp) -> str:
-    """A document to paste into a review: nothing that was typed becomes markup."""
-    lines = [f"# {_marked(found.title)}", "", f"**{_marked(found.headline)}.**", ""]
-    lines += [_marked(found.why), ""] if found.why else []
-    lines.append("| " + " | ".join(map(_marked, found.table.titles)) + " |")
-    lines.append("|:--|" + "--:|" * (len(found.table.titles) - 1))
-    lines += ["| " + " | ".join(map(_marked, row)) + " |" for row in found.table.rows]
-    for title, sentences in (("Why", found.reasons), ("What cannot be said", found.limits)):
-        if sentences:
-            lines += ["", f"## {title}", "", *(f"- {_marked(sentence)}" for sentence in sentences)]
-    return "\n".join([*lines, "", _marked(found.method), ""])
-
-
-def to_html(found: WriteUp) -> str:
-    """One page that needs nothing else: no script, no request, its figure drawn in it."""
-    head = "".join(f"<th>{_safe(title)}</th>" for title in found.table.titles)
-    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>" for row in found.table.rows)
-    said = [f"<h1>{_safe(found.headline)}</h1>", f'<p class="asked">{_safe(found.title)} {_safe(found.why)}</p>']
-    said += [_svg(found)] if found.bars else []
-    said.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    for title, sentences in (("Why", found.reasons), ("What cannot be said", found.limits)):
-        if sentences:
-            items = "".join(f"<li>{_safe(sentence)}</li>" for sentence in sentences)
-            said.append(f"<h2>{title}</h2><ul>{items}</ul>")
-    said.append(f"<footer>{_safe(found.method)}</footer>")
-    return PAGE.format(title=_safe(found.title), body="\n".join(said))
-
-
-def to_csv(found: WriteUp) -> str:
-    """The runs with every number, as the leaderboard's CSV has them."""
-    return report.to_csv(found.runs)
 
 
 def _by_windows(found: Evidence) -> WriteUp:
@@ -352,7 +316,8 @@ def _scope(rows: Sequence[Standing]) -> list[str]:
         return []
     one = rows[0]
     setting = f"{one.windows} windows of {one.window_length} tokens"
-    return [f"This is one model, {one.model}, on one text, {one.corpus}: {setting}. Another may answer otherwise."]
+    where = f"one model, {one.model}, on one text, {one.corpus} ({setting}), on {one.device or 'a device not told'}"
+    return [f"This is {where}. Another model or text may answer otherwise."]
 
 
 def _ordered(found: Evidence, contest: Contest) -> tuple[Standing, ...]:
@@ -373,11 +338,11 @@ def _table(found: Evidence, contest: Contest, rows: Sequence[Standing]) -> Table
             row.name, shown(metric, getattr(row, metric.name)), _behind(contest, row, behind.get(row.run)),
             *(shown(m, getattr(row, m.name)) for m in beside),
             *(_extra(found, row, extra.name, extra.label) for extra in extras),
-            row.backend or DASH, f"{row.state}, of another study" if row.run in found.reused else row.state,
+            row.backend or DASH, row.state, row.run,
         )
         for row in rows
     ]  # fmt: skip
-    return Table((*titles, *(extra.title for extra in extras), "Backend", "Run"), tuple(lines))
+    return Table((*titles, *(extra.title for extra in extras), "Backend", "State", "Run"), tuple(lines))
 
 
 def _behind(contest: Contest, row: Standing, difference: Difference | None) -> str:
@@ -468,55 +433,4 @@ def _listed(names: Sequence[str]) -> str:
     return kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
 
 
-def _marked(text: str) -> str:
-    r"""Text that Markdown shows as it is.
-
-    >>> _marked("*.down_proj | <b>")
-    '\\*.down\\_proj \\| \\<b\\>'
-    """
-    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
-
-
-def _safe(text: str) -> str:
-    return html.escape(" ".join(text.split()))
-
-
-def _svg(found: WriteUp) -> str:
-    """The bars with their intervals, drawn from zero."""
-    top = max(max(bar.value, bar.high or 0.0) for bar in found.bars) or 1.0
-    height, lines = 26 * len(found.bars) + 24, []
-    for index, bar in enumerate(found.bars):
-        y, width = 26 * index + 4, 420 * bar.value / top
-        lines.append(f'<text x="290" y="{y + 13}" text-anchor="end">{_safe(_short(bar.label))}</text>')
-        lines.append(f'<rect x="300" y="{y}" width="{width:.1f}" height="18"/>')
-        end = width
-        if bar.low is not None and bar.high is not None:
-            low, end = (max(0.0, 420 * value / top) for value in (bar.low, bar.high))
-            lines.append(f'<path d="M{300 + low:.1f} {y + 9}H{300 + end:.1f}M{300 + end:.1f} {y + 4}V{y + 14}"/>')
-        lines.append(f'<text x="{308 + max(width, end):.1f}" y="{y + 13}">{three(bar.value)}</text>')
-    axis = f'<text x="300" y="{height - 4}">{_safe(found.axis)}, lower is better</text>'
-    return f'<svg viewBox="0 0 800 {height}" role="img" aria-label="{_safe(found.axis)}">{"".join(lines)}{axis}</svg>'
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= 40 else f"{label[:39]}…"
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title} · fp8dash</title>
-<style>
-:root {{color-scheme: light dark; --ink: light-dark(#2b3b43, #d3dee1); --accent: light-dark(#0f6b6b, #45b5aa);}}
-body {{font: 16px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 1100px; margin: 2rem auto; padding: 0 1rem;}}
-h1 {{font-size: 1.5rem;}} h2 {{font-size: 1.1rem;}} .asked {{font-size: 1.1rem;}} footer {{font-size: 0.85rem;}}
-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto;}}
-th, td {{padding: 0.3rem 0.7rem; border-bottom: 1px solid #8888; text-align: right;}}
-th:first-child, td:first-child {{text-align: left;}}
-svg {{max-width: 800px; font-size: 13px;}} svg text {{fill: var(--ink);}} svg rect {{fill: var(--accent);}}
-svg path {{stroke: var(--ink); stroke-width: 1.5; fill: none;}}
-</style></head><body>
-{body}
-</body></html>
-"""
 ANSWERS: dict[str, Callable[[Evidence], WriteUp]] = {"sensitivity": _by_parts}

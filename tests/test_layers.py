@@ -23,6 +23,7 @@ ORDER = [
     ["jobs"],
     ["fp8dash.needle_report"],
     ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings", "fp8dash.study_report"],
+    ["fp8dash.study_files"],
     ["fp8dash.ui"],
     ["fp8dash.serve"],
     ["fp8dash.cli", "app"],

@@ -14,7 +14,8 @@ from fp8dash import report, study_report
 from fp8dash.choose.records import Request, Sensitivity
 from fp8dash.choose.studies import QUESTIONS, Question
 from fp8dash.errors import StoreError
-from fp8dash.study_report import evidence, plan, study_evidence, to_csv, to_html, to_markdown, written
+from fp8dash.study_files import to_csv, to_html, to_markdown
+from fp8dash.study_report import evidence, plan, study_evidence, written
 from tests.seed import HOSTILE, fill
 from tests.test_report import finished
 
@@ -163,17 +164,20 @@ def test_html_shows_what_was_typed_letter_for_letter_and_asks_for_nothing(hostil
     page.feed(to_html(hostile))
     assert {tag for tag, _ in page.found} <= {
         "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td",
-        "ul", "li", "footer", "svg", "text", "rect", "path",
+        "ul", "li", "footer", "svg", "text", "circle", "path",
     }  # fmt: skip
     assert not any(name in attrs for _, attrs in page.found for name in ("src", "href", "onerror", "onload"))
     assert HOSTILE in "".join(page.text) and "default-src 'none'" in to_html(hostile)
 
 
-def test_a_page_of_numbers_draws_a_bar_a_recipe(store):
+def test_a_page_of_numbers_draws_a_dot_a_recipe_on_a_log_axis(store):
     page = Tags()
-    page.feed(to_html(said(store, run(store, "FP8_BLOCK", 0.02), run(store, "INT8", 0.04))))
-    widths = [float(attrs["width"]) for tag, attrs in page.found if tag == "rect"]
-    assert len(widths) == 2 and widths[1] == pytest.approx(2 * widths[0], abs=0.2)  # written in tenths
+    recipes = {"FP8_BLOCK": 0.02, "INT8": 0.04, "FP8_E5M2": 0.08}
+    page.feed(to_html(said(store, *(run(store, recipe, kld) for recipe, kld in recipes.items()))))
+    places = [float(attrs["cx"]) for tag, attrs in page.found if tag == "circle"]
+    assert places == sorted(places) and len(places) == 3
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)  # written in tenths
+    assert sum(tag == "path" for tag, _ in page.found) == 3
 
 
 def test_markdown_has_no_markup_of_its_users(hostile):

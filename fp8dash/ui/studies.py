@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from db.store import FINISHED, STATES, Run, Study, Worker
-from fp8dash import study_report
+from fp8dash import study_files, study_report
 from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.records import DEFAULT_MEASURES, Request
@@ -203,7 +203,6 @@ def _line(frame: Frame, study: Study) -> None:
 
 def _answer(frame: Frame, read: Callable[[], Evidence]) -> None:
     """The write-up; drawn again and again until all runs have ended."""
-    frame.link("studies", "All questions and studies")
     found = read()
     if not found.active:
         _write_up(frame, found)
@@ -251,7 +250,7 @@ def _table(said: WriteUp) -> None:
     if not said.table.rows:
         return
     table = pd.DataFrame(list(said.table.rows), columns=list(said.table.titles))
-    right = {title: st.column_config.TextColumn(alignment="right") for title in said.table.titles[2:]}
+    right = {title: st.column_config.TextColumn(alignment="right") for title in said.table.titles[1:]}
     config = {said.table.titles[0]: st.column_config.TextColumn(width=240), **right}
     st.dataframe(table, hide_index=True, key="studies_table", height="content", column_config=config)
 
@@ -259,13 +258,14 @@ def _table(said: WriteUp) -> None:
 def _take_along(frame: Frame, said: WriteUp) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         for label, end, kind, write in (
-            ("Markdown", "md", "text/markdown", study_report.to_markdown),
-            ("HTML", "html", "text/html", study_report.to_html),
-            ("CSV", "csv", "text/csv", study_report.to_csv),
+            ("Markdown", "md", "text/markdown", study_files.to_markdown),
+            ("HTML", "html", "text/html", study_files.to_html),
+            ("CSV", "csv", "text/csv", study_files.to_csv),
         ):
             st.download_button(
                 label, partial(write, said), f"fp8dash-study.{end}", kind, key=f"studies_{end}", on_click="ignore"
             )
+        frame.link("studies", "All questions and studies")
         done = [row.run for row in said.runs if row.state == FINISHED][:MOST_COMPARED]
         if len(done) > 1:
             frame.link("compare", f"Compare {many(len(done), 'run')} side by side", runs=",".join(done))
