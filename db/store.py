@@ -119,6 +119,22 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Study:
+    """Runs submitted together: whose, and how many are in each state."""
+
+    id: str
+    name: str
+    owner: str
+    created_at: datetime
+    states: dict[str, int]
+
+    @property
+    def count(self) -> int:
+        """How many runs it has."""
+        return sum(self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A worker's row."""
 
@@ -304,6 +320,31 @@ class Store:
         with self.session() as session:
             rows = session.execute(select(RunTable.state, func.count()).group_by(RunTable.state)).all()
         return {state: 0 for state in STATES} | {state: count for state, count in rows}
+
+    def studies(self, *, ids: Sequence[str] | None = None, limit: int | None = None, offset: int = 0) -> list[Study]:
+        """Studies, newest first."""
+        query = select(StudyTable).order_by(StudyTable.created_at.desc(), StudyTable.id).limit(limit)
+        query = query.offset(offset or None) if ids is None else query.where(StudyTable.id.in_(ids))
+        counted = select(RunTable.study_id, RunTable.state, func.count()).group_by(RunTable.study_id, RunTable.state)
+        with self.session() as session:
+            found = session.scalars(query).all()
+            states: dict[str, dict[str, int]] = {study.id: {} for study in found}
+            for study_id, state, count in session.execute(counted.where(RunTable.study_id.in_(states))):
+                states[str(study_id)][state] = count
+        return [Study(row.id, row.name, row.owner, row.created_at, states[row.id]) for row in found]
+
+    def study_count(self) -> int:
+        """How many studies there are."""
+        with self.session() as session:
+            return session.scalar(select(func.count()).select_from(StudyTable)) or 0
+
+    def study_runs(self, study_id: str) -> list[Run]:
+        """The runs of a study, in the order in which they were submitted; raises StoreError where there is no study."""
+        query = _runs().where(RunTable.study_id == study_id).order_by(RunTable.created_at, RunTable.id)
+        with self.session() as session:
+            if session.get(StudyTable, study_id) is None:
+                raise StoreError(f"There is no study {study_id}: the page “Studies” lists them.")
+            return [_run(*row) for row in session.execute(query)]
 
     def stages(self, run_ids: Sequence[str]) -> dict[str, list[Stage]]:
         """The finished stages of each run, in order."""

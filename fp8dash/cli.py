@@ -1,4 +1,4 @@
-"""The command line: fp8dash up | worker | submit | runs | cancel | retry | report | demo | doctor.
+"""The command line: fp8dash up | worker | submit | study | runs | cancel | retry | report | demo | doctor.
 
 Every failure that a person can act on is one sentence and exit status 1; anything else is logged with its traceback.
 """
@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
-from fp8dash import report
+from fp8dash import report, study_files, study_report
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
+from fp8dash.choose.studies import QUESTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
@@ -28,6 +29,11 @@ from jobs.queue import Queue
 HOST, PORT = "127.0.0.1", 8501
 ALIVE_SECONDS = 15  # a worker beats every 5
 POLL_SECONDS = 0.5
+ROWS = {"csv": report.to_csv, "markdown": report.to_markdown, "json": report.to_json}  # of all runs
+ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
+    "csv": study_files.to_csv, "markdown": study_files.to_markdown, "html": study_files.to_html,
+    "json": lambda said: report.to_json(said.runs),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +84,23 @@ def _submit(options: argparse.Namespace) -> int:
         return _wait(store, run_ids, ()) if options.wait else 0
 
 
+def _study(options: argparse.Namespace) -> int:
+    """A question's runs as one study, those that are there already left out; the answer where it is waited for."""
+    question = QUESTIONS[options.question]
+    base = Request(model=options.model, corpus=options.corpus, backend=options.backend, device=options.device)
+    with _opened() as (store, queue):
+        plan = study_report.plan(store, question.requests(base))
+        new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
+        run_ids = [*(run.id for run in plan.known), *new]
+        print(f"{len(plan.known)} of {len(run_ids)} runs were there already; queued: {' '.join(new) or 'none'}")
+        if not options.wait:
+            return 0
+        status = _wait(store, run_ids, ())
+        found = study_report.evidence(store, question, run_ids, reused=[run.id for run in plan.known])
+        print(study_files.to_markdown(study_report.written(found)))
+        return status
+
+
 def _runs(options: argparse.Namespace) -> int:
     with _opened() as (store, _):
         for run in store.runs(limit=options.limit):
@@ -100,12 +123,29 @@ def _retry(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if options.study:
+        return _answer(options)
+    if options.form not in ROWS:
+        raise InvalidChoice(
+            f"“--{options.form}” is of one study: name it with --study, or choose --{', --'.join(ROWS)}."
+        )
     with _opened() as (store, _):
         rows = report.standings(store, states=STATES)
     if options.parquet:
         _write(options.parquet, report.to_parquet(rows))
     else:
-        print(options.write(rows), end="")
+        print(ROWS[options.form](rows), end="")
+    return 0
+
+
+def _answer(options: argparse.Namespace) -> int:
+    """One study, written up."""
+    with _opened() as (store, _):
+        said = study_report.written(study_report.study_evidence(store, options.study))
+    if options.parquet:
+        _write(options.parquet, report.to_parquet(said.runs))
+    else:
+        print(ANSWERS[options.form](said), end="")
     return 0
 
 
@@ -227,15 +267,18 @@ def _parser() -> argparse.ArgumentParser:
     worker = command("worker", _work, "run queued runs, one at a time")
     worker.add_argument("--slot", type=int, default=0, help="GPU index; one worker per slot and machine")
     _add_request(command("submit", _submit, "queue runs and print their ids"))
+    _add_study(command("study", _study, "queue the runs that answer a question, as one study"))
     runs = command("runs", _runs, "list runs, newest first")
     runs.add_argument("--limit", type=int, default=50)
     for name, run, text in (("cancel", _cancel, "cancel a run"), ("retry", _retry, "queue a failed run again")):
         command(name, run, text).add_argument("run", help="a run's id, from `fp8dash runs`")
-    written = command("report", _report, "print all runs with their numbers").add_mutually_exclusive_group()
-    for name, write in (("csv", report.to_csv), ("markdown", report.to_markdown), ("json", report.to_json)):
-        written.add_argument(f"--{name}", dest="write", action="store_const", const=write)
+    told = command("report", _report, "print all runs with their numbers, or a study's answer")
+    told.add_argument("--study", default="", metavar="ID", help="write up this study: its id is in its page's address")
+    written = told.add_mutually_exclusive_group()
+    for name in ANSWERS:
+        written.add_argument(f"--{name}", dest="form", action="store_const", const=name)
     written.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file")
-    written.set_defaults(write=report.to_markdown)
+    written.set_defaults(form="markdown")
     demo = command("demo", _demo, "measure eight recipes on a small real model, then serve the result")
     demo.add_argument("--no-serve", dest="serve", action="store_false", help="end after the study")
     _add_place(demo)
@@ -251,6 +294,18 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 def _add_owner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", default=_user(), help="who asks (default: %(default)s)")
+
+
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    default = Request()
+    asked = "; ".join(f"{question.name}: {question.question}" for question in QUESTIONS.values())
+    parser.add_argument("question", choices=QUESTIONS, metavar="QUESTION", help=asked)
+    parser.add_argument("--model", default=default.model, help="“demo”, a local folder or a Hub id")
+    parser.add_argument("--corpus", default=default.corpus, help="“pydocs” or a UTF-8 text file")
+    parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
+    parser.add_argument("--device", default=default.device)
+    parser.add_argument("--wait", action="store_true", help="until all have ended, then print the answer")
+    _add_owner(parser)
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:

@@ -81,7 +81,12 @@ def comparison(store: Store, run_ids: Sequence[str]) -> Comparison:
     windows, needles = store.windows(run_ids), store.needle_cells(run_ids)
     verdicts = [_verdict(metric, rows, windows, needles) for metric in METRICS.values()]
     facts = {run.id: run.facts for run in store.runs(ids=run_ids)}
-    return Comparison(rows, tuple(verdicts), (*_unlike(rows), *_made_unlike([facts[run_id] for run_id in run_ids])))
+    return Comparison(rows, tuple(verdicts), unlike(rows, [facts[run_id] for run_id in run_ids]))
+
+
+def unlike(rows: Sequence[Standing], facts: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What differs in what the runs measured and in what made them, a sentence each; `facts` are the runs' own."""
+    return (*_unlike(rows), *_made_unlike(facts))
 
 
 def to_json(rows: Iterable[Standing]) -> str:

@@ -130,3 +130,20 @@ def test_doctor_says_what_runs_here_and_why_not_the_rest():
         "start one with `fp8dash worker`",
     ):
         assert words in found.stdout
+
+
+def test_a_question_is_queued_once_and_its_study_written_up(capsys):
+    assert main(["study", "deploy", "--owner", "ada", "--backend", "emulated"]) == 0
+    assert said(capsys).out.startswith("0 of 5 runs were there already; queued: ")
+    assert main(["study", "deploy", "--owner", "ada", "--backend", "emulated"]) == 0
+    assert said(capsys).out == "5 of 5 runs were there already; queued: none\n"
+    store = Store(database_url())
+    (study,) = store.studies()
+    store.close()
+    assert (study.name, study.states) == ("BF16, FP8, INT8 or W4A16?", {"queued": 5})
+    assert main(["report", "--study", study.id]) == 0
+    assert said(capsys).out.startswith("# BF16, FP8, INT8 or W4A16?\n\n**No answer yet: 0 of 5 runs have finished.**")
+    assert main(["report", "--study", study.id, "--html"]) == 0
+    assert said(capsys).out.startswith("<!doctype html>")
+    assert main(["report", "--html"]) == 1
+    assert "is of one study" in said(capsys).err

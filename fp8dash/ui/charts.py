@@ -21,6 +21,7 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import METRICS, Metric, heading, powers, shown, signed, three
 from fp8dash.report import Standing
 from fp8dash.stats import paired_difference
+from fp8dash.study_report import Bar
 
 GREY = "#7f8c92"
 COLOURS = {
@@ -175,6 +176,25 @@ def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Fig
     figure.update_yaxes(type="category")
     figure.update_layout(barmode="group", bargap=0.3, bargroupgap=0.05, legend_traceorder="reversed")
     return _dressed(figure, 120 + 32 * max(1, len(ranked)), bottom=85)
+
+
+def study_points(bars: Sequence[Bar], axis: str) -> go.Figure:
+    """A study's numbers on a log axis, the lowest at the top, each with its interval where it has one."""
+    drawn = [bar for bar in bars if bar.value > 0]
+    figure = go.Figure()
+    for bar in drawn:
+        mark = look(bar.recipe, bar.backend)
+        figure.add_scatter(
+            x=[bar.value], y=[_html(bar.label)], mode="markers", name=_html(bar.label), showlegend=False,
+            error_x=_error(bar.value, bar.low, bar.high),
+            marker={"symbol": mark.symbol, "size": 12, "color": mark.colour, "line": {"width": 2}},
+            hovertemplate="%{y}: %{x:.3g}<extra></extra>",
+        )  # fmt: skip
+    ends = [end for bar in drawn for end in (bar.value, bar.low, bar.high) if end is not None and end > 0]
+    span = _span(ends)
+    figure.update_xaxes(title=f"{axis}, log, lower is better", type="log", range=span, **_log_ticks(span))
+    figure.update_yaxes(type="category", autorange="reversed")
+    return _dressed(figure, 100 + 30 * max(1, len(drawn)))
 
 
 def needle_maps(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:

@@ -41,6 +41,8 @@ PATHS = {
     "compare": "compare?runs={MXFP8},{INT8_TENSOR},{H200 FP8_TENSOR}",
     "empty_compare": "compare",
     "again": "new_run?from={running}",
+    "studies": "studies",
+    "study": "studies?question=granularity&runs={MXFP8},{FP8_BLOCK},{INT8_TENSOR}",
     "planner": "planner",
     "roofline": "planner?figure=Roofline&model=DeepSeek-V3&gpus=8&recipes=FP8_BLOCK",
     "guide": "guide",

@@ -1,0 +1,225 @@
+"""Studies to queue in one go: named questions, and grids of formats, tiles and scale rules. Values only: no torch.
+
+A study is stored by its name alone, so a question's words and a grid's text read back into the recipes they stand for.
+"""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from fp8dash.choose.formats import FORMATS
+from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.records import Request
+from fp8dash.choose.scaling import BLOCK_128X128, GROUP_1X128, RULES, TENSOR, TILES, ScaleRule, Tile
+from fp8dash.errors import InvalidChoice
+
+MOST_RUNS = 48  # of a grid, its baseline not counted
+CARRIED = ("model", "corpus", "backend", "device", "seed")  # what a question leaves to whoever asks it
+SIZES = ("bits_per_weight", "model_bytes")
+LOSSES = ("ln_ppl_diff", "top1")
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A measurement that the leaderboard does not show, as a column of the answer."""
+
+    title: str  # with its unit
+    name: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, the recipes that answer it, how they are measured, and which numbers to look at."""
+
+    name: str
+    question: str
+    why: str
+    recipes: tuple[str, ...]  # presets or texts, the baseline first
+    request: Request = Request()
+    metric: str = "kld"  # of METRICS, or "sensitivity": what decides
+    beside: tuple[str, ...] = (*LOSSES, "needle", "bits_per_weight")  # metrics shown too
+    extras: tuple[Extra, ...] = ()
+    cost: str = "Each run takes as long as a usual one."
+
+    def requests(self, base: Request) -> list[Request]:
+        """One request a recipe, in canonical form; model, corpus, backend, device and seed are those of `base`.
+
+        Raises InvalidChoice.
+        """
+        carried = {name: getattr(base, name) for name in CARRIED}
+        return [dataclasses.replace(self.request, recipe=recipe, **carried).checked() for recipe in self.recipes]
+
+
+ACCUMULATED = "w=e4m3fn/row a=e4m3fn/row"
+MEASURED_FEW = Request(windows=4, window_length=64, measures=("perplexity",))  # the fewest that give an interval
+
+QUESTIONS = {
+    question.name: question
+    for question in (
+        Question(
+            "granularity",
+            "How fine must FP8’s scales be?",
+            "Finer tiles keep one outlier from spoiling its neighbours, and cost scales and kernels. Float32 scales "
+            "down the ladder, and MXFP8’s powers of two beside the last step.",
+            ("BF16", "FP8_TENSOR", "FP8_DYNAMIC", "w=e4m3fn/1x128 a=e4m3fn/1x128", "FP8_BLOCK",
+             "w=e4m3fn/1x32 a=e4m3fn/1x32", "MXFP8"),
+        ),
+        Question(
+            "e4m3-e5m2",
+            "E4M3 or E5M2?",
+            "E5M2 has the range of FP16 and one mantissa bit less. With a scale a tile, range is seldom what is short.",
+            ("BF16", "FP8_DYNAMIC", "FP8_E5M2", "w=e4m3fn/row a=e5m2/row", "FP8_TENSOR",
+             "w=e5m2/tensor a=e5m2/tensor"),
+        ),
+        Question(
+            "lm-head",
+            "lm_head: in or out?",
+            "The head is a large share of a small model’s weights, and its error goes straight into the logits. Most "
+            "libraries leave it out.",
+            ("BF16", "FP8_DYNAMIC", f"{ACCUMULATED} also=lm_head", f"{ACCUMULATED} also=lm_head,embeddings", "INT8",
+             "w=int8/row a=int8/row also=lm_head"),
+            beside=(*LOSSES, "coverage", *SIZES),
+        ),
+        Question(
+            "kv-cache",
+            "Which KV cache format?",
+            "An 8-bit cache doubles the context or the batch. What it costs is seen only where the cache is read: in "
+            "chunked prefill and in decoding. Scale 1.0 is what engines fall back to without calibration.",
+            ("BF16", "KV_FP8", "KV_FP8_STATIC", "kv=e4m3fn/tensor/unit", "kv=e4m3fn/head", "kv=e5m2/tensor",
+             "kv=int8/token"),
+            Request(measures=("perplexity", "needle", "kv")),
+            beside=(*LOSSES, "needle"),
+            extras=(
+                Extra("KLD, chunked prefill (nats)", "kv_kld", "chunked prefill"),
+                Extra("KLD, decode (nats)", "kv_kld", "decode"),
+                Extra("Cache (bytes a token)", "kv_bytes_per_token"),
+            ),
+            cost="Longer than a usual run: each cache is read by prefill and by decoding.",
+        ),
+        Question(
+            "mx-rules",
+            "Which MX scale rule?",
+            "MXFP8’s scales are powers of two. Rounded down they clip the top of a block, rounded up they waste part "
+            "of the range; libraries differ under one name.",
+            ("BF16", "MXFP8", "MXFP8_FLOOR", "MXFP8_EVEN", "MXFP8_CEIL", "MXFP8_ONEBIT",
+             "w=e4m3fn/1x32 a=e4m3fn/1x32"),
+        ),
+        Question(
+            "accumulator",
+            "Does the accumulator’s width show?",
+            "Hopper’s tensor cores keep 13 fraction bits of the running sum. DeepSeek adds to float32 every 128 of K; "
+            "whether that is seen depends on K and on the model.",
+            ("BF16", *(f"{ACCUMULATED} acc={name}" for name in ("fp32", "hopper", "hopper-128", "ada", "blackwell"))),
+            MEASURED_FEW,
+            beside=LOSSES,
+            cost="Very slow: products are simulated to the bit, so four windows of 64 tokens and perplexity alone.",
+        ),
+        Question(
+            "when",
+            "Static, delayed or dynamic scales?",
+            "A scale made beforehand saves the amax of each activation at run time, and clips what calibration did not "
+            "see. Delayed scales come from earlier passes, as in training.",
+            ("BF16", "FP8_TENSOR", "FP8", "w=e4m3fn/tensor a=e4m3fn/tensor/static:p99.9",
+             "w=e4m3fn/tensor a=e4m3fn/tensor/static:mse", "w=e4m3fn/tensor a=e4m3fn/tensor/delayed"),
+        ),
+        Question(
+            "deploy",
+            "BF16, FP8, INT8 or W4A16?",
+            "The four that are shipped most. Quality decides among those that fit; size and speed say what is bought.",
+            ("BF16", "FP8_DYNAMIC", "FP8_BLOCK", "INT8", "W4A16"),
+            beside=(*LOSSES, "needle", "gemm_speedup", *SIZES),
+        ),
+        Question(
+            "sensitivity",
+            "Which layers are sensitive?",
+            "A few projections carry most of the loss. Left out of the cast, they buy back quality for few bits.",
+            ("BF16", "FP8_DYNAMIC", "FP8_E5M2", "INT8", "W4A16"),
+            Request(measures=("sensitivity",)),
+            metric="sensitivity",
+            cost="Longer than a usual run: each kind of projection is cast alone, then everything but it.",
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Every combination of some formats, tiles and scale rules, weights and activations alike."""
+
+    formats: tuple[str, ...]
+    tiles: tuple[str, ...]
+    rules: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The study's name, which reads back.
+
+        >>> grid_of(Grid(("e4m3fn", "int8"), ("row",), ("float32",)).text).formats
+        ('e4m3fn', 'int8')
+        """
+        return f"Grid: {', '.join(self.formats)} × {', '.join(self.tiles)} × {', '.join(self.rules)}"
+
+    @property
+    def question(self) -> Question:
+        """The grid as a question; raises InvalidChoice where it has no recipe or too many."""
+        recipes = tuple(recipe.text for recipe in self.cells().recipes)
+        if not recipes:
+            raise InvalidChoice("The grid has no recipe: choose at least one format, one tile and one scale rule.")
+        if len(recipes) > MOST_RUNS:
+            raise InvalidChoice(f"The grid has {len(recipes)} recipes: {MOST_RUNS} at most are queued at once.")
+        return Question("grid", self.text, "", ("BF16", *recipes))
+
+    def cells(self) -> "Cells":
+        """The recipes, in order, and a sentence for each combination that is left out."""
+        recipes, left_out = [], []
+        for name in self.formats:
+            for tile, rule in ((TILES[t], RULES[r]) for t in self.tiles for r in self.rules):
+                if why := _refused(tile, rule):
+                    left_out.append(f"{name}/{tile.name}/{rule.name}: {why}")
+                else:
+                    shared = GROUP_1X128 if tile == BLOCK_128X128 else tile
+                    recipes.append(Recipe(Cast(FORMATS[name], tile, rule), Cast(FORMATS[name], shared, rule)))
+        return Cells(tuple(dict.fromkeys(recipes)), tuple(left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A grid's recipes, and why some combinations are none."""
+
+    recipes: tuple[Recipe, ...]
+    left_out: tuple[str, ...]
+
+
+def _refused(tile: Tile, rule: ScaleRule) -> str:
+    """Why a combination says nothing of its own; empty where it does."""
+    if not rule.stored and tile != TENSOR:
+        return f"{rule.name} stores no scale, so tiles change nothing; tensor stands for all."
+    if rule.outer and tile == TENSOR:
+        return f"{rule.name} has a scale a tile under one for the tensor, so its tiles must be smaller than the tensor."
+    return ""
+
+
+def grid_of(text: str) -> Grid | None:
+    """The grid of its text; None for what is none."""
+    found = re.fullmatch(r"Grid: ([\w, ]+) × ([\w, ]+) × ([\w, ]+)", text)
+    if not found:
+        return None
+    grid = Grid(*(tuple(part.split(", ")) for part in found.groups()))
+    known = (set(grid.formats) <= set(FORMATS), set(grid.tiles) <= set(TILES), set(grid.rules) <= set(RULES))
+    return grid if all(known) else None
+
+
+def question_of(study: str) -> Question | None:
+    """The question that a study's name asks; None for a study of somebody's own.
+
+    >>> question_of("E4M3 or E5M2?").name, question_of("Down projections kept")
+    ('e4m3-e5m2', None)
+    """
+    named = next((question for question in QUESTIONS.values() if question.question == study), None)
+    if named is None and (grid := grid_of(study)):
+        try:
+            return grid.question
+        except InvalidChoice:
+            return None
+    return named
