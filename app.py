@@ -7,7 +7,7 @@ import streamlit as st
 from db.store import Store
 from fp8dash import places
 from fp8dash.errors import Fp8dashError
-from fp8dash.ui import compare, formats, guide, leaderboard, new_run, planner, runs
+from fp8dash.ui import compare, formats, guide, leaderboard, new_run, planner, runs, tensors
 from fp8dash.ui.frame import Frame, dress, guarded, say_error
 from jobs.queue import Queue
 
@@ -38,6 +38,7 @@ def main(first: str = "leaderboard") -> None:
         ("new_run", "New run", new_run.page),
         ("runs", "Runs", runs.page),
         ("compare", "Compare", compare.page),
+        ("tensors", "Tensors", tensors.page),
         ("planner", "Planner", planner.page),
         ("formats", "Formats", formats.page),
         ("guide", "Guide", guide.page),

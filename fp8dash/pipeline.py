@@ -42,6 +42,7 @@ from fp8dash.measure.needle import (
     needle,
 )
 from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.profile import profile
 from fp8dash.measure.provenance import made_with
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
@@ -53,7 +54,7 @@ from fp8dash.places import tasks_dir
 
 PREPARING = ("load", "baseline", "quantize")
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
-WINDOWED = COMPARED | {"gradients"}
+WINDOWED = COMPARED | {"gradients", "profile"}
 
 Item = Progress | Row | Baseline
 
@@ -177,6 +178,10 @@ def _sensitivity(bench: Bench) -> Iterator[Item]:
     yield from sensitivity(*probed, bench.recipe, request.sensitivity, budget)
 
 
+def _profile(bench: Bench) -> Iterator[Item]:
+    yield from profile(bench.loaded.model, bench.windows)
+
+
 def _quantize(bench: Bench) -> Iterator[Item]:
     model, observed = bench.loaded.model, NOTHING
     if bench.calibration is not None:
@@ -256,6 +261,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "baseline": _baseline,
     "gradients": _gradients,
     "sensitivity": _sensitivity,
+    "profile": _profile,
     "quantize": _quantize,
     "gemm": _gemm,
     "perplexity": _perplexity,
