@@ -46,7 +46,7 @@ CASTS = tuple(
         (TENSOR, FLOAT32), (ROW, FLOAT32), (BLOCK_128X128, FLOAT32), (GROUP_1X128, FLOAT32), (GROUP_1X32, RCEIL),
     )
 )  # fmt: skip
-BLOCK = 1 << 22  # elements looked at at a time: their float32 copies are all that is held beside a tensor
+BLOCK = 1 << 19  # elements looked at at a time: their float32 copies are all that is held beside a tensor
 FRACTION_BITS, EXPONENT_BIAS, NOT_FINITE = 23, 127, 255  # of a float32
 
 

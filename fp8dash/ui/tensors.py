@@ -9,7 +9,7 @@ from db.store import Run
 from fp8dash.choose.formats import FORMATS, Format
 from fp8dash.choose.recipe import parse_cast
 from fp8dash.choose.records import ACTIVATION, OUTLIER, WEIGHT, LadderPoint, TensorProfile
-from fp8dash.metrics import DASH, three
+from fp8dash.metrics import DASH, signed, three
 from fp8dash.ui import charts_tensors
 from fp8dash.ui.casting import format_box
 from fp8dash.ui.charts_tensors import Grid, grid_of, step
@@ -20,6 +20,7 @@ OFFERED = 50  # runs
 LISTED = 15  # inputs with the largest channels
 ALIGNED, UNIT = "Amax on the largest code", "1.0"
 KINDS = {WEIGHT: "Weights", ACTIVATION: "Activations"}
+CHANNEL_COLUMNS = dict.fromkeys(("Amax", "× median channel"), st.column_config.NumberColumn(format="%.4g"))
 
 
 def page(frame: Frame) -> None:
@@ -69,7 +70,7 @@ def _linked(
     asked = st.query_params.get(name, "")
     chosen = st.selectbox(
         label, options, options.index(asked if asked in options else start), key=f"tensors_{name}_{of}",
-        format_func=write, width=420,
+        format_func=write, width=380,
     )  # fmt: skip
     if chosen != (asked or start):
         st.query_params[name] = chosen
@@ -126,7 +127,7 @@ def _shares(profile: TensorProfile, grid: Grid) -> str:
     lost = "none lies beyond the largest code" if fits else f"{_range(*beyond)} lies beyond the largest code"
     zeros = f", {percent(profile.zeros / (profile.rows * profile.cols))} exact zeros" if profile.zeros else ""
     wide = f"amax {three(profile.amax)}, RMS {three(profile.rms)}, {three(profile.spread)} times as much{zeros}"
-    return f"{wide}. {_range(low, high)} of the others is below half the smallest code and becomes zero; {lost}."
+    return f"{wide}. {_range(low, high)} of its non-zero elements becomes zero, below half the smallest code; {lost}."
 
 
 def _range(low: float, high: float) -> str:
@@ -163,12 +164,13 @@ def _channels(profiles: Sequence[TensorProfile], layer: str) -> None:
         figure = charts_tensors.outlier_channels([p for p in inputs if p.name.rsplit(".", 1)[-1] == part])
         draw(figure, key="tensors_channels", alt=f"Outlier channels of {part} by block")
         st.caption(f"Inputs of {plain(part)}: {many(len(like), 'block')} with outlier channels. Larger is wider.")
-    st.dataframe(_ranked(inputs), hide_index=True, key="tensors_ranked", height=300)
+    st.dataframe(_ranked(inputs), hide_index=True, key="tensors_ranked", height=300, column_config=CHANNEL_COLUMNS)
     with st.expander(f"The largest channels of {plain(layer)}"):
         for profile in profiles:
             if profile.name == layer:
                 st.markdown(f"**{KINDS[profile.kind]}**")
-                st.dataframe(_of_layer(profile), hide_index=True, key=f"tensors_of_{profile.kind}")
+                key = f"tensors_of_{profile.kind}"
+                st.dataframe(_of_layer(profile), hide_index=True, key=key, column_config=CHANNEL_COLUMNS)
 
 
 def _said_of_channels(inputs: Sequence[TensorProfile]) -> str:
@@ -228,20 +230,27 @@ def _ladder(points: Sequence[LadderPoint], layer: str) -> None:
         "The head’s weight is left out."
     )
     with st.expander("Every format and tile"):
-        st.dataframe(_table(found), hide_index=True, key="tensors_table", height="content")
+        columns = dict.fromkeys(("Flushed to zero (%)", "Clipped (%)"), st.column_config.NumberColumn(format="%.3g"))
+        st.dataframe(_table(found), hide_index=True, key="tensors_table", height="content", column_config=columns)
 
 
 def _said_of_ladder(found: Mapping[str, Sequence[LadderPoint]]) -> str:
     """The gain of 1x128 over one scale, for E4M3 and INT8."""
     kind = ACTIVATION if ACTIVATION in found else WEIGHT
-    by = {point.cast: point.sqnr_db for point in found[kind]}
+    by = {point.cast: point for point in found[kind]}
     gains = []
     for fmt in ("e4m3fn", "int8"):
-        coarse, fine = by.get(f"{fmt}/tensor"), by.get(f"{fmt}/1x128")
-        if coarse is not None and fine is not None:
-            gains.append(f"{FORMATS[fmt].name.upper()} {three(fine - coarse)} dB")
-    told = f"From one scale for all to one per 128 of a row, {KINDS[kind].lower()} gain in "
-    return told + " and in ".join(gains) + "." if gains else ""
+        coarse, fine = by[f"{fmt}/tensor"], by[f"{fmt}/1x128"]
+        whole, bulk = _gain(coarse.sqnr_db, fine.sqnr_db), _gain(coarse.bulk_sqnr_db, fine.bulk_sqnr_db)
+        rest = f" ({bulk} without the outlier channels)" if bulk != whole else ""
+        gains.append(f"{FORMATS[fmt].name.upper()} {whole}{rest}")
+    told = f"From one scale for all to one per 128 of a row, {KINDS[kind].lower()} change in "
+    return told + " and in ".join(gains) + "."
+
+
+def _gain(coarse: float | None, fine: float | None) -> str:
+    """What finer scales gain, dB; a dash where one of them leaves no error."""
+    return DASH if coarse is None or fine is None else f"{signed(fine - coarse)} dB"
 
 
 def _table(found: Mapping[str, Sequence[LadderPoint]]) -> pd.DataFrame:

@@ -41,7 +41,7 @@ PATHS = {
     "compare": "compare?runs={MXFP8},{INT8_TENSOR},{H200 FP8_TENSOR}",
     "empty_compare": "compare",
     "again": "new_run?from={running}",
-    "no_tensors": "tensors",
+    "tensors": "tensors?run={BF16}&layer=model.layers.3.mlp.down_proj",
     "planner": "planner",
     "roofline": "planner?figure=Roofline&model=DeepSeek-V3&gpus=8&recipes=FP8_BLOCK",
     "guide": "guide",
