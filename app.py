@@ -7,7 +7,7 @@ import streamlit as st
 from db.store import Store
 from fp8dash import places
 from fp8dash.errors import Fp8dashError
-from fp8dash.ui import compare, formats, guide, leaderboard, new_run, planner, runs, studies
+from fp8dash.ui import compare, formats, guide, leaderboard, new_run, planner, runs, studies, tensors
 from fp8dash.ui.frame import Frame, dress, guarded, say_error
 from jobs.queue import Queue
 
@@ -39,6 +39,7 @@ def main(first: str = "leaderboard") -> None:
         ("runs", "Runs", runs.page),
         ("compare", "Compare", compare.page),
         ("studies", "Studies", studies.page),
+        ("tensors", "Tensors", tensors.page),
         ("planner", "Planner", planner.page),
         ("formats", "Formats", formats.page),
         ("guide", "Guide", guide.page),

@@ -31,6 +31,7 @@ from db.tables import (
     ArtefactTable,
     Base,
     GemmPointTable,
+    LadderPointTable,
     LayerTable,
     MeasurementTable,
     NeedleCellTable,
@@ -40,6 +41,7 @@ from db.tables import (
     StandingTable,
     StudyTable,
     TaskItemTable,
+    TensorProfileTable,
     WindowTable,
     WorkerTable,
 )
@@ -48,6 +50,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import (
     Artefact,
     GemmPoint,
+    LadderPoint,
     Layer,
     Measurement,
     NeedleCell,
@@ -55,6 +58,7 @@ from fp8dash.choose.records import (
     Row,
     Sensitivity,
     TaskItem,
+    TensorProfile,
     Window,
 )
 from fp8dash.errors import InvalidChoice, StoreError
@@ -80,6 +84,8 @@ ROW_TABLES: dict[type[Row], type[Base]] = {
     Artefact: ArtefactTable,
     TaskItem: TaskItemTable,
     Sensitivity: SensitivityTable,
+    TensorProfile: TensorProfileTable,
+    LadderPoint: LadderPointTable,
 }
 
 
@@ -386,6 +392,20 @@ class Store:
     def sensitivities(self, run_ids: Sequence[str]) -> dict[str, list[Sensitivity]]:
         """What casting each group of Linears costs, of each run, in the model's order."""
         return self._rows(Sensitivity, run_ids)
+
+    def profiled(self, limit: int) -> list[Run]:
+        """The newest runs whose tensors were profiled."""
+        query = _runs().where(RunTable.id.in_(select(TensorProfileTable.run_id).distinct()))
+        with self.session() as session:
+            return [_run(*row) for row in session.execute(query.order_by(RunTable.created_at.desc()).limit(limit))]
+
+    def tensor_profiles(self, run_ids: Sequence[str]) -> dict[str, list[TensorProfile]]:
+        """How wide each run's tensors are, weights first, in the model's order."""
+        return self._rows(TensorProfile, run_ids)
+
+    def ladder_points(self, run_ids: Sequence[str]) -> dict[str, list[LadderPoint]]:
+        """What casts do to a few of each run's tensors."""
+        return self._rows(LadderPoint, run_ids)
 
     def workers(self) -> list[Worker]:
         """All workers that ever ran, the last started first."""

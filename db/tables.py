@@ -302,6 +302,38 @@ class SensitivityTable(OfStage, Base):
     kept: Mapped[bool]
 
 
+class TensorProfileTable(OfStage, Base):
+    """How wide one Linear's weight or input is: counts by binade, and its largest channels."""
+
+    __tablename__ = "tensor_profile"
+
+    name: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(16))
+    rows: Mapped[int]
+    cols: Mapped[int]
+    amax: Mapped[float] = mapped_column(Float)
+    rms: Mapped[float] = mapped_column(Float)
+    zeros: Mapped[int] = mapped_column(BigInteger)
+    outlier_channels: Mapped[int]
+    histogram: Mapped[list[int]] = mapped_column(JSON)
+    outliers: Mapped[list[tuple[int, float, float]]] = mapped_column(JSON)  # channel, amax, over the median channel's
+
+
+class LadderPointTable(OfStage, Base):
+    """What one cast does to one tensor, with and without its outlier channels in the sum."""
+
+    __tablename__ = "ladder_point"
+
+    tensor: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(16))
+    cast: Mapped[str]
+    sqnr_db: Mapped[float | None] = mapped_column(Float)
+    bulk_sqnr_db: Mapped[float | None] = mapped_column(Float)
+    flushed: Mapped[float] = mapped_column(Float)
+    clipped: Mapped[float] = mapped_column(Float)
+    bits: Mapped[float] = mapped_column(Float)
+
+
 class WorkerTable(Base):
     """A worker process, one row per boot."""
 

@@ -42,6 +42,7 @@ from fp8dash.measure.needle import (
     needle,
 )
 from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.profile import profile
 from fp8dash.measure.provenance import made_with
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
@@ -53,7 +54,7 @@ from fp8dash.places import tasks_dir
 
 PREPARING = ("load", "baseline", "quantize")
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
-WINDOWED = COMPARED | {"gradients"}
+WINDOWED = COMPARED | {"gradients", "profile"}
 
 Item = Progress | Row | Baseline
 
@@ -188,6 +189,10 @@ def _observed(bench: Bench, stage: str) -> Generator[Progress, None, Observed]:
     return bench.observed
 
 
+def _profile(bench: Bench) -> Iterator[Item]:
+    yield from profile(bench.loaded.model, bench.windows)
+
+
 def _quantize(bench: Bench) -> Iterator[Item]:
     model = bench.loaded.model
     observed = yield from _observed(bench, "quantize")
@@ -266,6 +271,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "baseline": _baseline,
     "gradients": _gradients,
     "sensitivity": _sensitivity,
+    "profile": _profile,
     "quantize": _quantize,
     "gemm": _gemm,
     "perplexity": _perplexity,

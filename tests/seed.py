@@ -19,15 +19,20 @@ from fp8dash.choose.catalog import estimate, shape_of
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import (
+    ACTIVATION,
+    BINADES,
     HIGHER,
     LOWER,
     NEITHER,
+    WEIGHT,
     GemmPoint,
+    LadderPoint,
     Layer,
     Measurement,
     NeedleCell,
     Request,
     Row,
+    TensorProfile,
     Window,
 )
 
@@ -60,6 +65,7 @@ def fill(store: Store, *, now: datetime | None = None) -> dict[str, str]:
         name: _finished(store, name, CPU, demo, "ada", now - timedelta(hours=3) + timedelta(seconds=i))
         for i, name in enumerate(KLD)
     }
+    _profiled(store, ids["BF16"])
     big = store.add_study("H200 kernels", "grace")
     for name in ("BF16", "FP8_TENSOR", "FP8_DYNAMIC"):
         ids[f"H200 {name}"] = _finished(store, name, H200, big, "grace", now - timedelta(days=2))
@@ -218,6 +224,36 @@ def _needle(name: str, backend: str) -> list[Row]:
     ]  # fmt: skip
     score = sum(cell.score for cell in cells) / len(cells)
     return [*cells, _measured("needle", score, "share", HIGHER, backend)]
+
+
+def _profiled(store: Store, run_id: str) -> None:
+    """A profile of the run's tensors, its down projections the widest."""
+    rng, rows = np.random.default_rng(11), list[Row]()
+    for kind, rms, wide in ((WEIGHT, 0.1, 0.0), (ACTIVATION, 1.0, 3.0)):
+        rows += [
+            _tensor(f"model.layers.{block}.{part}", kind, (n if kind == WEIGHT else 2048, k), rms, wide * rng.random())
+            for block in range(30)
+            for part, n, k in LINEARS
+        ]
+    for kind in (WEIGHT, ACTIVATION):
+        for fmt, sqnr in (("e4m3fn", 31.5), ("e5m2", 25.5), ("int8", 30.0)):
+            for i, scales in enumerate(("tensor", "row", "128x128", "1x128", "1x32/rceil")):
+                now = sqnr + 0.2 * i * (8 if fmt == "int8" else 1)
+                rows.append(LadderPoint("model.layers.3.mlp.down_proj", kind, f"{fmt}/{scales}", now, now - 1, 0.003,
+                                        0.0, 8.25))  # fmt: skip
+    with store.session() as session:
+        for row in rows:
+            session.execute(insert(ROW_TABLES[type(row)]).values(row_values(run_id, "profile", row)))
+
+
+def _tensor(name: str, kind: str, shape: tuple[int, int], rms: float, wide: float) -> TensorProfile:
+    """Magnitudes that fall off by halves below their RMS, and a channel `wide` powers of ten above the others."""
+    top = math.floor(math.log2(rms)) + 2
+    counts = tuple(max(0, shape[0] * shape[1] >> (top - b)) if b < top else 0 for b in BINADES)
+    amax = 4 * rms * 10**wide
+    ranked = tuple((37 * i % shape[1], amax / (i + 1), 10**wide / (i + 1)) for i in range(10))
+    outliers = sum(ratio > 6 for *_, ratio in ranked)
+    return TensorProfile(name, kind, *shape, amax, rms, 12, outliers, counts, ranked)
 
 
 def _finished(store: Store, name: str, device: str, study: str, owner: str, when: datetime) -> str:

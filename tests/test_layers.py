@@ -30,7 +30,12 @@ ORDER = [
 ]
 OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
-    "plotly": ("fp8dash.ui.charts", "fp8dash.ui.charts_formats", "fp8dash.ui.charts_planner"),
+    "plotly": (
+        "fp8dash.ui.charts",
+        "fp8dash.ui.charts_formats",
+        "fp8dash.ui.charts_planner",
+        "fp8dash.ui.charts_tensors",
+    ),
     "sqlalchemy": ("db", "jobs.queue"),
     "alembic": ("db",),
     "dbos": ("jobs.queue", "jobs.worker"),

@@ -24,7 +24,7 @@ from tests.bench.board import build
 from tests.seed import HOSTILE, fill
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
-PAGES = ("leaderboard", "new_run", "runs", "compare", "studies", "planner", "formats", "guide")
+PAGES = ("leaderboard", "new_run", "runs", "compare", "studies", "tensors", "planner", "formats", "guide")
 PATIENCE = 60  # seconds; a page takes one at most, a shared machine may stall
 
 

@@ -23,10 +23,12 @@ BACKENDS = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a run
-MEASURES = (*DEFAULT_MEASURES, "gradients", "sensitivity", "kv", "decode", "tasks", "export")  # and what may be added
+MEASURES = (  # and what may be added
+    *DEFAULT_MEASURES, "gradients", "sensitivity", "profile", "kv", "decode", "tasks", "export",
+)  # fmt: skip
 STAGES = (
-    "load", "baseline", "gradients", "sensitivity", "quantize", "gemm", "perplexity", "kv", "needle", "decode", "tasks",
-    "export",
+    "load", "baseline", "gradients", "sensitivity", "profile", "quantize", "gemm", "perplexity", "kv", "needle",
+    "decode", "tasks", "export",
 )  # fmt: skip
 TASK_PROMPTS = {"plain": "the task's text as it is", "chat": "in the model's chat template"}
 TASK_PRECISIONS = {
@@ -271,6 +273,66 @@ class Sensitivity:
     kept: bool  # in the mixed recipe that is suggested
 
 
+WEIGHT, ACTIVATION = "weight", "activation"  # the operands of a Linear
+BINADES = range(-40, 17)  # of a histogram: the first has all smaller magnitudes too, the last all larger ones
+OUTLIER = 6.0  # times the median channel's amax: beyond it a channel is called an outlier
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProfile:
+    """How wide the numbers of a Linear's weight, or of its inputs over a few windows, are before anything is cast.
+
+    A channel is a column: one input feature.
+    """
+
+    name: str
+    kind: str  # WEIGHT or ACTIVATION
+    rows: int
+    cols: int
+    amax: float
+    rms: float
+    zeros: int
+    outlier_channels: int  # whose amax is over OUTLIER times the median channel's
+    histogram: tuple[int, ...]  # elements that are not zero, by binade of BINADES: 2^b to 2^(b + 1)
+    outliers: tuple[tuple[int, float, float], ...]  # the largest channels: index, amax, amax over the median channel's
+
+    def __post_init__(self) -> None:
+        """Takes lists, as JSON has them."""
+        object.__setattr__(self, "histogram", tuple(self.histogram))
+        object.__setattr__(self, "outliers", tuple((int(i), a, ratio) for i, a, ratio in self.outliers))
+
+    @property
+    def spread(self) -> float | None:
+        """Amax over RMS; None for zeros."""
+        return self.amax / self.rms if self.rms else None
+
+    def share_below(self, x: float) -> tuple[float, float]:
+        """The least and the most that the share of the non-zero elements below a magnitude x can be.
+
+        Both are the same where x is a power of two within BINADES.
+        """
+        binade = min(max(math.frexp(x)[1] - 1, BINADES[0]), BINADES[-1])
+        place = BINADES.index(binade)
+        surely = sum(self.histogram[:place])
+        perhaps = 0 if x == 2.0**binade and place else self.histogram[place]
+        total = sum(self.histogram) or 1
+        return surely / total, (surely + perhaps) / total
+
+
+@dataclass(frozen=True, slots=True)
+class LadderPoint:
+    """What one cast does to one tensor. Bulk: without the outlier channels in the sum, though they share scales."""
+
+    tensor: str
+    kind: str  # WEIGHT or ACTIVATION
+    cast: str
+    sqnr_db: float | None  # None: no error to divide by
+    bulk_sqnr_db: float | None
+    flushed: float  # share of the non-zero elements that became zero
+    clipped: float  # share of the elements beyond the largest code
+    bits: float  # of an element, its share of the scales included
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage is: done of total, and what it is doing."""
@@ -286,10 +348,15 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
 
-Row = Measurement | Window | Layer | GemmPoint | NeedleCell | TaskItem | Sensitivity | Artefact
+Row = (
+    Measurement | Window | Layer | GemmPoint | NeedleCell | TaskItem | Sensitivity | TensorProfile | LadderPoint
+    | Artefact
+)  # fmt: skip
 ROWS: dict[str, type[Row]] = {
-    kind.__name__: kind for kind in (Measurement, Window, Layer, GemmPoint, NeedleCell, TaskItem, Sensitivity, Artefact)
-}
+    kind.__name__: kind for kind in (
+        Measurement, Window, Layer, GemmPoint, NeedleCell, TaskItem, Sensitivity, TensorProfile, LadderPoint, Artefact,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 import fp8dash
-from fp8dash.measure import baseline, decode, gemm, gradients, kv_cache, needle, sensitivity, weight_error
+from fp8dash.measure import baseline, decode, gemm, gradients, kv_cache, needle, profile, sensitivity, weight_error
 from fp8dash.measure.nvml import clocks_mhz, driver
 from fp8dash.model.load import runtime
 
 METHODS = {  # by stage; that of tasks is lm-eval's and stands beside each number
     "gradients": gradients.METHOD,
     "sensitivity": sensitivity.METHOD,
+    "profile": profile.METHOD,
     "quantize": weight_error.METHOD,
     "gemm": gemm.METHOD,
     "perplexity": baseline.METHOD,

@@ -687,4 +687,5 @@ def _dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60)
     return figure
 
 
-dressed = _dressed  # for the figures of charts_formats.py and charts_planner.py
+dressed = _dressed  # for the figures of charts_formats.py, charts_planner.py and charts_tensors.py
+place_of, short_part = _place, _short

@@ -49,7 +49,7 @@ USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("stat
 MEASURED = {
     "gemm": "GEMM speed", "perplexity": "Perplexity and KLD", "needle": "Needle", "gradients": "Gradients in FP8",
     "kv": "KV cache as it is read", "tasks": "lm-eval tasks", "export": "Checkpoint",
-    "sensitivity": "Sensitivity", "decode": "Decode speed",
+    "sensitivity": "Sensitivity", "decode": "Decode speed", "profile": "Profile of tensors",
 }  # fmt: skip
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 

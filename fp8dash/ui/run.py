@@ -57,6 +57,8 @@ TITLES = {
     "mixed_kld": "KLD of the mixed recipe",
     "mixed_kld_predicted": "KLD of the mixed recipe, predicted",
     "mixed_bits_per_weight": "Bits/weight, mixed recipe",
+    "weight_amax_over_rms": "Weights: amax over RMS",
+    "activation_amax_over_rms": "Activations: amax over RMS",
 }
 BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it

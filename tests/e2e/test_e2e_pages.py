@@ -43,6 +43,7 @@ PATHS = {
     "again": "new_run?from={running}",
     "studies": "studies",
     "study": "studies?question=granularity&runs={MXFP8},{FP8_BLOCK},{INT8_TENSOR}",
+    "tensors": "tensors?run={BF16}&layer=model.layers.3.mlp.down_proj",
     "planner": "planner",
     "roofline": "planner?figure=Roofline&model=DeepSeek-V3&gpus=8&recipes=FP8_BLOCK",
     "guide": "guide",

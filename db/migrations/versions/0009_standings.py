@@ -14,7 +14,7 @@ from fp8dash.choose.records import Request
 from fp8dash.errors import InvalidChoice
 
 revision = "0009"
-down_revision = "0005"
+down_revision = "0008"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,223 @@
+"""How wide a model's own numbers are: every Linear's weight and input, and what finer scales would gain them.
+
+Taken of the model before it is cast: a histogram over binades, amax and RMS, the largest magnitude of each input
+channel, and for a few Linears an error by format and tile, with and without the outlier channels in the sum.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8dash.choose.formats import E4M3FN, E5M2, INT8
+from fp8dash.choose.recipe import Cast
+from fp8dash.choose.records import (
+    ACTIVATION,
+    BINADES,
+    NEITHER,
+    OUTLIER,
+    WEIGHT,
+    LadderPoint,
+    Measurement,
+    Progress,
+    TensorProfile,
+)
+from fp8dash.choose.scaling import BLOCK_128X128, FLOAT32, GROUP_1X32, GROUP_1X128, RCEIL, ROW, TENSOR
+from fp8dash.errors import NotFinite
+from fp8dash.quant.cast import dequantize, quantize
+from fp8dash.quant.error import error_of_codes
+
+METHOD = (
+    "weights, and Linears' inputs over the first four windows at most, of the unquantized model; binades counted "
+    "exactly, squares summed in float64; an outlier channel's amax is over 6 times the median channel's; ladder: one "
+    "Linear a projection, its input over the first window, v1"
+)
+WINDOWS = 4  # at most: each costs a forward pass; one more is taken for the ladder
+RANKED = 10  # channels kept of each tensor
+CASTS = tuple(
+    Cast(fmt, tile, rule)
+    for fmt in (E4M3FN, E5M2, INT8)
+    for tile, rule in (
+        (TENSOR, FLOAT32), (ROW, FLOAT32), (BLOCK_128X128, FLOAT32), (GROUP_1X128, FLOAT32), (GROUP_1X32, RCEIL),
+    )
+)  # fmt: skip
+BLOCK = 1 << 19  # elements looked at at a time: their float32 copies are all that is held beside a tensor
+FRACTION_BITS, EXPONENT_BIAS, NOT_FINITE = 23, 127, 255  # of a float32
+
+
+@dataclass(slots=True)
+class Sums:
+    """What is counted of one tensor, or of one Linear's input over several passes."""
+
+    cols: int
+    rows: int = 0
+    zeros: int = 0
+    square: float = 0.0
+    exponents: Tensor = field(init=False)  # counts by float32's exponent field, [256]
+    amaxes: Tensor = field(init=False)  # of each column, float32
+
+    def __post_init__(self) -> None:
+        """Starts from nothing."""
+        self.exponents, self.amaxes = torch.zeros(256, dtype=torch.int64), torch.zeros(self.cols)
+
+    def add(self, x: Tensor) -> None:
+        """Adds a [rows, cols] tensor; raises NotFinite."""
+        for block in torch.split(x, max(1, BLOCK // self.cols)) if len(x) else ():
+            size = block.detach().to(torch.float32, copy=True).abs_()
+            fields = (size.view(torch.int32) >> FRACTION_BITS).flatten()
+            counts = torch.bincount(fields, minlength=256).cpu()
+            if counts[NOT_FINITE]:
+                raise NotFinite("holds NaN or infinity")
+            zeros = size.numel() - int(torch.count_nonzero(size))
+            counts[0] -= zeros  # the field of zero is that of float32's subnormals
+            self.exponents += counts
+            self.zeros += zeros
+            self.rows += len(block)
+            self.square += float(size.square().sum(dtype=torch.float64))
+            self.amaxes = torch.maximum(self.amaxes, size.amax(0).cpu())
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """Counts by binade of BINADES; the first has all below it too, the last all above."""
+        counts = self.exponents.tolist()
+        low, high = BINADES[0] + EXPONENT_BIAS, BINADES[-1] + EXPONENT_BIAS
+        return (sum(counts[: low + 1]), *counts[low + 1 : high], sum(counts[high:]))
+
+    def outlier_columns(self) -> Tensor:
+        """True for the columns [cols] whose amax is over OUTLIER times the median column's."""
+        return self.amaxes > OUTLIER * self.amaxes.quantile(0.5)
+
+    def profile(self, name: str, kind: str) -> TensorProfile:
+        """All of it as a record."""
+        order = self.amaxes.argsort(descending=True, stable=True)[:RANKED].tolist()
+        middle = float(self.amaxes.quantile(0.5))
+        ranked = [(c, float(self.amaxes[c]), float(self.amaxes[c]) / middle) for c in order] if middle else []
+        rms = math.sqrt(self.square / max(1, self.rows * self.cols))
+        outliers = int(self.outlier_columns().sum())
+        amax = float(self.amaxes.amax())
+        return TensorProfile(
+            name, kind, self.rows, self.cols, amax, rms, self.zeros, outliers, self.histogram, tuple(ranked)
+        )
+
+
+def profile(model: Any, windows: Tensor) -> Iterator[Progress | TensorProfile | LadderPoint | Measurement]:
+    """Progress, a TensorProfile of every Linear's weight and input, LadderPoints of a few, and the medians.
+
+    Takes a frozen model in evaluation mode and [count, L] token ids, of which the first few windows are used. Raises
+    NotFinite, naming the layer.
+    """
+    few, linears = windows[:WINDOWS], dict(_linears(model))
+    steps = len(few) + 2
+    weights: dict[str, Sums] = {}
+    for name, module in linears.items():
+        yield Progress("profile", 0, steps, f"weight {len(weights) + 1} of {len(linears)}")
+        weights[name] = _counted(name, module.weight)
+    inputs = {name: Sums(module.in_features) for name, module in linears.items()}
+    for index, ids in enumerate(few):
+        yield Progress("profile", index + 1, steps, f"window {index + 1} of {len(few)}")
+        forward(model, ids, lambda name, x: _add(inputs[name], name, x))
+    seen = {name: sums for name, sums in inputs.items() if sums.rows}  # a model may have Linears that no text reaches
+    found = [sums.profile(name, WEIGHT) for name, sums in weights.items()]
+    found += [sums.profile(name, ACTIVATION) for name, sums in seen.items()]
+    yield from found
+    yield Progress("profile", steps - 1, steps, "formats and tiles, one Linear a projection")
+    chosen = widest(found)
+    read: dict[str, Tensor] = {}
+    forward(model, few[0], lambda name, x: read.update({name: x.clone()}) if name in chosen and len(x) else None)
+    head = model.get_output_embeddings()
+    for name in chosen:
+        if linears[name] is not head:  # large, and kept by nearly every recipe
+            yield from ladder(name, WEIGHT, linears[name].weight, weights[name].outlier_columns())
+        if name in read:  # an expert may be out of the first window's reach
+            yield from ladder(name, ACTIVATION, read[name], seen[name].outlier_columns())
+    yield from _medians(found)
+
+
+@torch.no_grad()
+def forward(model: Any, ids: Tensor, tell: Callable[[str, Tensor], None]) -> None:
+    """One forward pass over ids [L]; `tell` is given each Linear's name and input [L, in_features]."""
+    with _told(model, tell):
+        model(input_ids=ids[None].to(model.device), use_cache=False)
+
+
+def widest(profiles: list[TensorProfile]) -> list[str]:
+    """Of each projection the Linear whose input has the largest amax over RMS, in the model's order."""
+    best: dict[str, TensorProfile] = {}
+    for found in profiles:
+        part = found.name.rsplit(".", 1)[-1]
+        if found.kind == ACTIVATION and (part not in best or (found.spread or 0) > (best[part].spread or 0)):
+            best[part] = found
+    return [found.name for found in best.values()]
+
+
+@torch.no_grad()
+def ladder(name: str, kind: str, x: Tensor, outliers: Tensor) -> Iterator[LadderPoint]:
+    """What each of CASTS does to a [rows, cols] tensor; bulk: outlier columns [cols] share scales, but are not
+    summed."""
+    bulk = ~outliers.to(x.device)
+    for cast in CASTS:
+        q = quantize(x, cast)
+        error = error_of_codes(x, q)
+        whole = not outliers.any()
+        bulk_db = error.sqnr_db if whole else sqnr_db(x[:, bulk], dequantize(q)[:, bulk])
+        bits = cast.bits_per_element(*x.shape)
+        yield LadderPoint(
+            name, kind, cast.text, error.sqnr_db, bulk_db, error.flushed_share, error.clipped_share, bits
+        )  # fmt: skip
+
+
+def sqnr_db(x: Tensor, y: Tensor) -> float | None:
+    """Energy of x over that of x - y in dB, sums in float64; None where one of them is nothing."""
+    signal, noise = (float(t.float().square().sum(dtype=torch.float64)) for t in (x, x.float() - y))
+    return 10 * math.log10(signal / noise) if signal and noise else None
+
+
+@contextmanager
+def _told(model: Any, tell: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Within, each Linear's input is told."""
+    hooks = [module.register_forward_pre_hook(_telling(name, tell)) for name, module in _linears(model)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _telling(name: str, tell: Callable[[str, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    return lambda _module, args: tell(name, args[0].reshape(-1, args[0].shape[-1]))
+
+
+def _linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+
+
+def _counted(name: str, weight: Tensor) -> Sums:
+    sums = Sums(weight.shape[1])
+    _add(sums, f"{name}.weight", weight)
+    return sums
+
+
+def _add(sums: Sums, name: str, x: Tensor) -> None:
+    try:
+        sums.add(x)
+    except NotFinite as error:
+        what = "" if name.endswith(".weight") else "the input of "
+        raise NotFinite(f"{what}{name} {error}: the model overflows in bfloat16, or is damaged.") from error
+
+
+def _medians(found: list[TensorProfile]) -> Iterator[Measurement]:
+    """The median amax over RMS of weights and of activations, the widest in the note."""
+    for kind in (WEIGHT, ACTIVATION):
+        spreads: Mapping[str, float] = {p.name: p.spread for p in found if p.kind == kind and p.spread is not None}
+        name = f"{kind}_amax_over_rms"
+        if not spreads:
+            yield Measurement(name, None, "× RMS", NEITHER, METHOD, "baseline", note="all are zeros")
+            continue
+        most = max(spreads, key=lambda layer: spreads[layer])
+        note = f"median of {len(spreads)} layers; widest {most}: {spreads[most]:.3g}"
+        yield Measurement(name, median(spreads.values()), "× RMS", NEITHER, METHOD, "baseline", note=note)
