@@ -48,15 +48,15 @@ class Difference:
 
 def paired_difference(
     ours: Sequence[float], theirs: Sequence[float], *, weights: Sequence[float] | None = None, seed: int = 0,
-    confidence: float = CONFIDENCE,
+    confidence: float = CONFIDENCE, neighbours: int = 1,
 ) -> Difference:  # fmt: skip
     """The mean of ours - theirs over windows, with its interval; raises ValueError on unequal lengths.
 
-    `weights` are the windows' scored tokens, where they differ. On each side the wider of two intervals: the
-    studentized bootstrap, which follows a heavy tail (Efron and Tibshirani 1993, chapter 12), and Student's t, which
-    holds where few windows are too few to show one. Both are widened by sqrt((1 + r) / (1 - r)), r the correlation of
-    neighbouring windows where it is positive (an AR(1) process's variance of a mean), corrected for its bias at
-    few windows (Kendall 1954).
+    With weights it is the weighted mean, and a pair is resampled together with its weight. On each side the widest of
+    three intervals: the studentized bootstrap, which follows a heavy tail (Efron and Tibshirani 1993, chapter 12), the
+    percentile one, and Student's t, which holds where windows are too few to show a tail. They are widened by
+    sqrt((1 + r) / (1 - r)), r the correlation of neighbours where it is positive (the variance of an AR(1) process's
+    mean), corrected for its bias at few windows (Kendall 1954); `neighbours` is 0 for pairs in no order, as documents.
 
     >>> paired_difference([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])
     Difference(mean=0.0, low=0.0, high=0.0, p=1.0, windows=4, spread=0.0)
@@ -66,13 +66,14 @@ def paired_difference(
     if n < FEWEST_WINDOWS:
         return Difference(mean, None, None, windows=len(ours))
     pulls = masses / masses.mean() * (deltas - mean)
-    widening = _widening(pulls)
+    widening = _widening(pulls) if neighbours else 1.0
     spread = float(pulls.std(ddof=1)) * widening * math.sqrt(len(ours) / n)
     if not pulls.any():
         return Difference(mean, mean, mean, float(mean == 0.0), len(ours))
     error, critical = float(pulls.std(ddof=1)) / math.sqrt(n), t_quantile((1 + confidence) / 2, n - 1)
-    below, above = _studentized(deltas, masses, mean, confidence, seed)
-    below, above = (widening * error * max(side, critical) for side in (below, above))
+    below, above = (
+        widening * max(side, error * critical) for side in _reach(deltas, masses, mean, error, confidence, seed)
+    )
     p = t_tail(abs(mean) / (below if mean > 0 else above) * critical, n - 1)
     return Difference(mean, mean - below, mean + above, p, len(ours), spread)
 
@@ -92,10 +93,13 @@ def _units(
     return np.add.reduceat(deltas * masses, starts) / joined, joined
 
 
-def _studentized(
-    deltas: Floats, masses: Floats, mean: float, confidence: float, seed: int
+def _reach(
+    deltas: Floats, masses: Floats, mean: float, error: float, confidence: float, seed: int
 ) -> tuple[float, float]:  # fmt: skip
-    """How many standard errors the interval reaches below and above the mean, by resampling (mean* - mean) / error*."""
+    """How far resampled means put the interval's ends below and above the mean: studentized, or as they lie.
+
+    As they lie they see what an error does not: that all may hang on one window of great weight.
+    """
     n, centred = len(deltas), masses * (deltas - mean)
     picks = _resamples(n, seed)
     moments = (centred, masses, centred**2, centred * masses, masses**2)
@@ -104,8 +108,9 @@ def _studentized(
     errors = np.sqrt(np.maximum(pull2 - 2 * shifts * both + shifts**2 * mass2, 0.0) / (1 - 1 / n)) / mass
     known = errors > 1e-9 * errors.max()  # a resample of one window over and over has no error
     tail = (1 - confidence) / 2 / (1 + 30 / n**2)  # few windows seldom show a heavy tail: found by simulation
-    low, high = np.quantile(shifts[known] / errors[known], [tail, 1 - tail])
-    return float(high), float(-low)
+    low, high = error * np.quantile(shifts[known] / errors[known], [tail, 1 - tail])
+    least, most = np.quantile(shifts, [tail, 1 - tail])
+    return max(float(high), -float(least)), max(-float(low), float(most))
 
 
 @lru_cache(maxsize=8)
