@@ -28,4 +28,4 @@ def mean_grade(cells: Sequence[NeedleCell]) -> float | None:
 
 def _difference(pairs: Sequence[tuple[float | None, float | None]]) -> Difference | None:
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return paired_difference([a for a, _ in known], [b for _, b in known]) if known else None
+    return paired_difference([a for a, _ in known], [b for _, b in known], neighbours=0) if known else None

@@ -24,7 +24,7 @@ from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
-from fp8dash.measure.corpora import Corpus, calibration_windows, cut_windows, load_corpus
+from fp8dash.measure.corpora import Corpus, Windows, calibration_windows, cut_windows, load_corpus
 from fp8dash.measure.decode import decode
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
@@ -71,7 +71,7 @@ class Bench:
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
     loaded: LoadedModel = field(init=False)  # from load, as are the next four
     corpus: Corpus = field(init=False)
-    windows: Tensor = field(init=False)  # only where one of WINDOWED is measured
+    windows: Windows = field(init=False)  # only where one of WINDOWED is measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
     calibrated_on: dict[str, Any] = field(init=False)
     base_head: nn.Module = field(init=False)  # the head before casting
@@ -127,7 +127,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 2, 3, "cutting the corpus")
     if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
-            loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context
+            loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context, request.reading
         )
     if "needle" in request.measures:
         check_lengths(request.needle_lengths, loaded.context, KINDS[request.needle_kind])
@@ -150,7 +150,7 @@ def _baseline(bench: Bench) -> Iterator[Item]:
     if COMPARED & set(measures):
         yield from _token_baseline(bench)
     if "kv" in measures:
-        bench.kv_baseline = yield from kv_baseline(bench.loaded.model, bench.windows, bench.cache, *facts)
+        bench.kv_baseline = yield from kv_baseline(bench.loaded.model, bench.windows.ids, bench.cache, *facts)
     if "needle" in measures:
         bench.needle_baseline = yield from baseline_answers(bench.loaded, bench.prompts, bench.cache, *facts)
 
@@ -170,7 +170,7 @@ def _token_baseline(bench: Bench) -> Iterator[Item]:
 
 
 def _gradients(bench: Bench) -> Iterator[Item]:
-    yield from gradients(bench.loaded.model, bench.windows)
+    yield from gradients(bench.loaded.model, bench.windows.ids)
 
 
 def _sensitivity(bench: Bench) -> Iterator[Item]:
@@ -190,7 +190,7 @@ def _observed(bench: Bench, stage: str) -> Generator[Progress, None, Observed]:
 
 
 def _profile(bench: Bench) -> Iterator[Item]:
-    yield from profile(bench.loaded.model, bench.windows)
+    yield from profile(bench.loaded.model, bench.windows.ids)
 
 
 def _quantize(bench: Bench) -> Iterator[Item]:
@@ -216,14 +216,17 @@ def _gemm(bench: Bench) -> Iterator[Item]:
 
 
 def _perplexity(bench: Bench) -> Iterator[Item]:
-    model, seed = bench.loaded.model, bench.request.seed
-    yield from perplexity(model, bench.base_head, bench.windows, bench.baseline, bench.backend, seed, bench.recipe.kv)
+    request, model = bench.request, bench.loaded.model
+    yield from perplexity(
+        model, bench.base_head, bench.windows, bench.baseline, bench.backend, request.seed, bench.recipe.kv,
+        request.until,
+    )  # fmt: skip
     yield from clipped(model, bench.backend)
 
 
 def _kv(bench: Bench) -> Iterator[Item]:
     model, kv = bench.loaded.model, bench.recipe.kv
-    given = (bench.base_head, bench.windows, bench.kv_baseline, kv, bench.backend, bench.request.seed)
+    given = (bench.base_head, bench.windows.ids, bench.kv_baseline, kv, bench.backend, bench.request.seed)
     yield from kv_paths(model, *given)
 
 
@@ -305,7 +308,7 @@ def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, 
         "device": bench.device.label,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "seed": bench.request.seed,
-        **made_with(bench.where, bench.request.measures),
+        **made_with(bench.where, bench.request.measures, perplexity=bench.request.reading.method),
     }
 
 

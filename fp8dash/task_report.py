@@ -109,7 +109,7 @@ def _unlike(task: str, a: TaskScore, b: TaskScore, ours: Sequence[TaskItem], the
 def _difference(ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> TaskDifference:
     """Ours minus theirs; right and wrong answers are tied by McNemar's test, all else by the interval."""
     a, b, weights = [x.value for x in ours], [x.value for x in theirs], [x.weight for x in ours]
-    found = paired_difference(a, b, weights=weights)
+    found = paired_difference(a, b, weights=weights, neighbours=0)
     if {*a, *b} <= {0.0, 1.0}:
         return TaskDifference(found, mcnemar([x == 1.0 for x in a], [x == 1.0 for x in b]) > SIGNIFICANT)
     return TaskDifference(found, found.is_tie)

@@ -176,7 +176,7 @@ def test_dynamic_and_static_scales_meet_in_one_recipe(loaded):
 
 def test_calibration_text_is_never_what_is_measured(loaded, corpus_file):
     corpus = load_corpus(str(corpus_file))
-    measured = cut_windows(loaded.tokenizer, corpus, 4, 64, 0).flatten().tolist()
+    measured = cut_windows(loaded.tokenizer, corpus, 4, 64, 0).ids.flatten().tolist()
     whole = loaded.tokenizer(corpus.text, add_special_tokens=False, verbose=False)["input_ids"]
     assert whole[: len(measured)] == measured
     assert calibration_windows(loaded.tokenizer, corpus, 2, 64, 256).flatten().tolist() == whole[-128:]

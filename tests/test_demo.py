@@ -39,7 +39,7 @@ def study(cache):
 
 def test_the_baselines_perplexity_is_plain_transformers(study, cache):
     found = load(locate("demo", cache), torch.device("cpu"))
-    windows = cut_windows(found.tokenizer, load_corpus("pydocs"), 8, 512, found.context)
+    windows = cut_windows(found.tokenizer, load_corpus("pydocs"), 8, 512, found.context).ids
     with torch.no_grad():
         losses = [float(found.model(input_ids=ids[None], labels=ids[None]).loss) for ids in windows]
     assert study["BF16"]["ppl"] == pytest.approx(math.exp(sum(losses) / 8), rel=1e-4)

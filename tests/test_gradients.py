@@ -32,7 +32,7 @@ SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1,), "backend": "emulated
 
 @pytest.fixture
 def windows(loaded, corpus_file):
-    return cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), 3, 96, loaded.context)
+    return cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), 3, 96, loaded.context).ids
 
 
 def seen(model, ids):

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest le
 
 @pytest.fixture
 def windows(loaded, corpus_file):
-    return cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), 3, 96, loaded.context)
+    return cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), 3, 96, loaded.context).ids
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_what_a_recipe_leaves_out_is_no_group_and_the_head_is_one_where_asked_fo
 )
 def test_overrides_and_calibrated_scales_are_those_of_a_whole_run(loaded, windows, baseline, text):
     recipe = parse_recipe(text)
-    steps, observed = observe(loaded.model, recipe, windows), NOTHING
+    steps, observed = observe(loaded.model, recipe, windows.ids), NOTHING
     while recipe.needs_calibration:
         try:
             next(steps)
@@ -160,8 +160,8 @@ def test_the_prediction_shares_the_whole_among_its_parts(loaded, windows, baseli
 def test_the_model_is_as_it_was_afterwards(loaded, windows, baseline, text):
     model = loaded.model
     before = {name: (parameter, parameter.clone()) for name, parameter in model.named_parameters()}
-    hidden = hidden_states(model, windows[:1])
-    windows = windows[:1]
+    hidden = hidden_states(model, windows.ids[:1])
+    windows = windows.few(1)
     steps = sensitivity(model, model.lm_head, windows, baseline, parse_recipe(text), "block", parse_budget("kld=50%"))
     while not next(steps).message.startswith("all but block 0"):
         pass
@@ -170,7 +170,7 @@ def test_the_model_is_as_it_was_afterwards(loaded, windows, baseline, text):
     for name, parameter in model.named_parameters():
         assert parameter is before[name][0] and torch.equal(parameter, before[name][1])
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    assert torch.equal(hidden_states(model, windows[:1]), hidden)
+    assert torch.equal(hidden_states(model, windows.ids[:1]), hidden)
 
 
 def test_a_tied_embedding_stays_as_it_is_while_the_head_is_cast(loaded, windows, tmp_path):

@@ -15,6 +15,7 @@ from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.needles import check_needles
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import BASELINE_TEXT
+from fp8dash.choose.windows import Reading
 from fp8dash.errors import InvalidChoice
 
 BACKENDS = {
@@ -67,6 +68,15 @@ class Request:
     sensitivity: str = "kind"  # what is cast at once: of GRANULARITIES
     sensitivity_budget: str = HALF  # of the mixed recipe that is suggested
     decode_batches: tuple[int, ...] = (1, 8)
+    convention: str = "disjoint"  # of perplexity's windows
+    stride: int = 0  # tokens; only of strided windows
+    bos: str = "none"
+    until: float = 0.0  # nats: stop once Δ ln PPL's 95 % interval is no wider than this either way; 0 reads all windows
+
+    @property
+    def reading(self) -> Reading:
+        """How the corpus is cut into windows."""
+        return Reading(self.convention, self.stride, self.bos)
 
     def checked(self) -> "Request":
         """This request with its recipe in canonical form; raises InvalidChoice with what to change.
@@ -88,6 +98,9 @@ class Request:
         _within("windows", (self.windows,), 1, 100_000)
         _within("window length", (self.window_length,), 16, 1_048_576)
         _within("calibration windows", (self.calibration_windows,), 1, 4_096)
+        self.reading.checked(self.window_length)
+        if not 0.0 <= self.until < math.inf:
+            raise InvalidChoice(f"A half-width of {self.until} nats is out of range: choose 0 or more, such as 0.002.")
         _within("GEMM M", self.gemm_m, 1, 65_536)
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)

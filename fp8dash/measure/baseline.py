@@ -1,68 +1,117 @@
 """What the unquantized model said, kept on disk: last hidden states, from which its head gives the exact logits again.
 
 Stored log-probabilities of 16 bits would put a floor of about 5e-4 nats under every KLD; hidden states are exact and a
-hundredth of the size. One file per (model, corpus, windows, method, torch and device), written beside its place and
-renamed, verified by its digest when read, made anew when damaged.
+hundredth of the size. One file per (model, corpus, tokens and scores, torch and device): safetensors, written window
+by window beside its place and renamed, its SHA-256 checked whenever it is opened, made anew when damaged. Two workers
+that want the same one measure it once. The least recently used go when all exceed LIMIT. Hidden states are read from
+the file as they are needed: only what is a few bytes a token stays in memory.
 """
 
+import contextlib
+import fcntl
 import hashlib
+import json
+import logging
 import os
 import tempfile
+import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import Progress
 from fp8dash.errors import ModelError, NotFinite
+from fp8dash.measure.corpora import Windows
+from fp8dash.measure.divergence import CHUNK, TOP, Comparer, Told, told
+from fp8dash.measure.noise_floor import in_float32
 from fp8dash.quant.kv_cache import quantized_cache
 
-METHOD = "token perplexity over disjoint windows, no BOS, first token unscored, v1"
-CHUNK = 64  # rows of logits at a time: three float32 blocks of a 49k vocabulary stay in a CPU's last cache
+FORMAT = "hidden states with peaks, sums, the five likeliest and the float32 floor, v2"
+LIMIT = 8 << 30  # bytes of all baselines on disk; the one in hand stays, however large
+STALE_SECONDS = 24 * 3600  # after which a file that was never finished has no writer left
+BLOCK = 1 << 20  # bytes read at a time
+PAUSE_SECONDS = 0.5
+KINDS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+
+log = logging.getLogger(__name__)
+
+
+class OpenFile:
+    """A file's descriptor, closed with the last reference to it."""
+
+    def __init__(self, file: Path) -> None:
+        """Opens a file to read; raises OSError."""
+        self.descriptor = os.open(file, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self, begin: int, end: int) -> bytearray:
+        """The bytes from `begin` up to `end`; raises OSError where the file ends before."""
+        data = bytearray()
+        while len(data) < end - begin:
+            block = os.pread(self.descriptor, end - begin - len(data), begin + len(data))
+            if not block:
+                raise OSError("the file is shorter than its head says")
+            data += block
+        return data
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The baseline's hidden states [windows, L - 1, hidden] and, per scored token [windows, L - 1], the rest."""
+    """A verified baseline: what was told of all scored tokens, and the file that holds their hidden states."""
 
-    hidden: Tensor
-    nll: Tensor  # float32, nats
-    log_sum: Tensor  # float32, log of the sum of exp(logits)
-    top: Tensor  # int64, likeliest token
+    told: Told  # [scored tokens] each
+    floor: Tensor  # float64 [windows]: each one's mean KLD of the same weights in float32; NaN where they do not run
+    bounds: tuple[int, ...]  # where each window's scored tokens begin, and where the last one's end
+    file: "OpenFile"  # so that a baseline which is evicted meanwhile can still be read
+    start: int  # of the hidden states in it
+    dtype: torch.dtype
+    width: int
 
+    def window(self, index: int, device: torch.device) -> tuple[Tensor, Told]:
+        """A window's hidden states [scored, width] and what was told of its tokens, on a device."""
+        begin, end = self.bounds[index : index + 2]
+        row = self.width * self.dtype.itemsize
+        data = self.file.read(self.start + begin * row, self.start + end * row)
+        hidden = torch.frombuffer(data, dtype=self.dtype).view(-1, self.width)
+        here = Told(*(getattr(self.told, field.name)[begin:end].to(device) for field in fields(Told)))
+        return hidden.to(device), here
 
-def baseline_of(model: Any, head: nn.Module, windows: Tensor, file: Path) -> Iterator[Progress | Baseline]:
-    """Progress, then the baseline: read from `file`, or measured and kept there."""
-    kept = read_baseline(file)
-    if kept is not None:
-        yield kept
-        return
-    parts: list[tuple[Tensor, ...]] = []
-    for index, ids in enumerate(windows):
-        yield Progress("baseline", index, len(windows), f"window {index + 1} of {len(windows)}")
-        hidden = hidden_states(model, ids[None])
-        if index == 0:
-            _check_head(model, head, ids, hidden)
-        scored = [_score(head, hidden[i : i + CHUNK], ids[1:][i : i + CHUNK]) for i in range(0, len(hidden), CHUNK)]
-        parts.append((hidden.cpu(), *(torch.cat(column) for column in zip(*scored, strict=True))))
-    made = Baseline(*(torch.stack(column) for column in zip(*parts, strict=True)))
-    if not torch.isfinite(made.nll).all():
-        raise NotFinite(
-            "The unquantized model gives NaN or infinity on this corpus: it overflows in bfloat16, or is damaged."
-        )
-    write_baseline(made, file)
-    yield made
+    def mean_nll(self, index: int) -> float:
+        """A window's mean NLL, nats."""
+        begin, end = self.bounds[index : index + 2]
+        return float(self.told.nll[begin:end].mean())
 
 
-def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: Tensor, device: str) -> Path:
+def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress | Baseline]:
+    """Progress, then the baseline: read from `file`, or measured and kept there. Raises NotFinite or ModelError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = file.with_suffix(".lock")
+    with lock.open("wb") as held:
+        while not _taken(held):
+            yield Progress("baseline", 0, len(windows), "another run is measuring the same baseline")
+            time.sleep(PAUSE_SECONDS)
+        found = read_baseline(file)
+        if found is None:
+            yield from _measured(model, head, windows, file)
+            found = read_baseline(file)
+        lock.unlink(missing_ok=True)
+    if found is None:
+        raise ModelError(f"The baseline in {file.parent} cannot be read back: check the disk and its free space.")
+    _evict(file)
+    yield found
+
+
+def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: Windows, device: str) -> Path:
     """Where a baseline is kept: one name for everything that bears on its bits."""
-    facts = (METHOD, model_hash, corpus_hash, tuple(windows.shape), device, torch.__version__, torch.get_num_threads())
+    facts = (
+        FORMAT, model_hash, corpus_hash, windows.content_hash, device, torch.__version__, torch.get_num_threads(),
+    )  # fmt: skip
     return folder / "baselines" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.safetensors"
 
 
@@ -79,55 +128,176 @@ def hidden_states(model: Any, ids: Tensor, kv: KvCast | None = None) -> Tensor:
 
 
 def read_baseline(file: Path) -> Baseline | None:
-    """A kept baseline, or None where there is none or its bytes are not what was written."""
+    """A kept baseline, or None where there is none or its bytes are not what was written. Marks it as used."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = _read(OpenFile(file))
+        os.utime(file)
+        return found
+    return None
+
+
+def _taken(held: BinaryIO) -> bool:
+    """Whether the lock is ours now; the kernel lets go of it however its process ends."""
     try:
-        with safe_open(file, framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dict
-            digest = (stored.metadata() or {}).get("digest")
-        found = Baseline(**tensors)
-    except (OSError, SafetensorError, TypeError):
-        return None
-    return found if digest == _digest(found) else None
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def write_baseline(baseline: Baseline, file: Path) -> None:
-    """Keeps a baseline, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _measured(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress]:
+    """Measures all windows into the file, whole or not at all."""
+    parts: list[Told] = []
+    floor: list[float] = []
+    comparer = _floor_comparer(head)
+    with _beside(file) as stream:
+        for index, ids in enumerate(windows.ids):
+            yield Progress("baseline", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
+            hidden = hidden_states(model, ids[None])
+            if index == 0:
+                _check_head(model, head, ids, hidden)
+            hidden = hidden[windows.rows(index)]
+            parts.append(_told(head, hidden, windows.targets(index).to(hidden.device), index))
+            if index == 0:
+                stream.write(_header(windows, hidden))
+            stream.write(_bytes(hidden))
+            yield Progress("baseline", 2 * index + 1, 2 * len(windows), f"window {index + 1}, once more in float32")
+            floor.append(_floor(model, comparer, windows, index, (hidden, parts[-1])))
+        for field in fields(Told):
+            stream.write(_bytes(torch.cat([getattr(part, field.name) for part in parts])))
+        stream.write(_bytes(torch.tensor(floor, dtype=torch.float64)))
+
+
+@torch.no_grad()
+def _told(head: nn.Module, hidden: Tensor, targets: Tensor, index: int) -> Told:
+    chunks = [told(head(hidden[i : i + CHUNK]).float(), targets[i : i + CHUNK]) for i in range(0, len(hidden), CHUNK)]
+    found = Told(*(torch.cat([getattr(chunk, field.name) for chunk in chunks]) for field in fields(Told)))
+    if not bool(torch.isfinite(found.nll).all()):
+        raise NotFinite(
+            f"The unquantized model gives NaN or infinity in window {index + 1}: it overflows in bfloat16, or is "
+            "damaged. Try another model, or fetch it anew."
+        )
+    return found
+
+
+def _floor_comparer(head: nn.Module) -> Comparer:
+    """Compares the head in float32 with the head as it is."""
+
+    def widened(hidden: Tensor) -> Tensor:
+        with in_float32(head):
+            logits: Tensor = head(hidden)
+            return logits
+
+    return Comparer(widened, head)
+
+
+def _floor(model: Any, comparer: Comparer, windows: Windows, index: int, base: tuple[Tensor, Told]) -> float:
+    """The mean KLD of a window, of the same weights in float32; NaN where the model does not run in it."""
+    hidden, base_told = base
+    try:
+        with in_float32(model):
+            widened = hidden_states(model, windows.ids[index][None])[windows.rows(index)]
+        targets = windows.targets(index).to(hidden.device)
+        return float(comparer.compare(widened, hidden, base_told, targets).kld.mean())
+    except RuntimeError as error:  # layers that insist on a dtype, or too little memory: no reason to fail a run
+        log.warning("no noise floor in window %d: %s", index + 1, str(error).splitlines()[0])
+        return float("nan")
+
+
+@contextlib.contextmanager
+def _beside(file: Path) -> Iterator[BinaryIO]:
+    """A new file that takes `file`'s place, signed, once it is whole."""
     handle, name = tempfile.mkstemp(prefix=".baseline-", dir=file.parent)
-    os.close(handle)
     try:
-        tensors = {field.name: getattr(baseline, field.name).contiguous() for field in fields(baseline)}
-        save_file(tensors, name, metadata={"digest": _digest(baseline)})
+        with os.fdopen(handle, "w+b") as stream:
+            yield stream
+            _sign(stream)
         os.replace(name, file)
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def _digest(baseline: Baseline) -> str:
+def _header(windows: Windows, hidden: Tensor) -> bytes:
+    """The head of a safetensors file for these windows, its digest still blank."""
+    tokens, end = windows.bounds[-1], 0
+    kinds = {dtype: kind for kind, dtype in KINDS.items()}
+    shapes = {
+        "hidden": (kinds[hidden.dtype], [tokens, hidden.shape[1]]), "nll": ("F64", [tokens]), "peak": ("F32", [tokens]),
+        "total": ("F32", [tokens]), "likeliest": ("I64", [tokens]), "top": ("I64", [tokens, TOP]),
+        "floor": ("F64", [len(windows)]),
+    }  # fmt: skip
+    entries: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "bounds": json.dumps(windows.bounds)}}
+    for name, (kind, shape) in shapes.items():
+        begin, end = end, end + KINDS[kind].itemsize * torch.Size(shape).numel()
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
+def _sign(stream: BinaryIO) -> None:
+    """Writes the digest of all else over its blank."""
+    stream.seek(0)
+    length = 8 + int.from_bytes(stream.read(8), "little")
+    stream.seek(0)
+    head, digest = stream.read(length), _digest(stream, length)
+    stream.seek(0)
+    stream.write(head.replace(b"0" * 64, digest.encode(), 1))
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _digest(stream: BinaryIO, start: int) -> str:
+    """SHA-256 of what follows the head."""
+    stream.seek(start)
     digest = hashlib.sha256()
-    for field in fields(baseline):
-        tensor: Tensor = getattr(baseline, field.name).contiguous()
-        digest.update(repr((field.name, tensor.dtype, tuple(tensor.shape))).encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes())
+    while block := stream.read(BLOCK):
+        digest.update(block)
     return digest.hexdigest()
 
 
-def token_scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """NLL in nats, log-sum and likeliest token of each row of float32 logits [rows, vocabulary], which it uses up.
+def _read(file: OpenFile) -> Baseline:
+    """The baseline of an open file; raises ValueError where its bytes are not what was signed."""
+    start = 8 + int.from_bytes(file.read(0, 8), "little")
+    with os.fdopen(os.dup(file.descriptor), "rb") as stream:
+        entries = json.loads(file.read(8, min(start, os.fstat(file.descriptor).st_size)))
+        notes, hidden = entries.pop("__metadata__"), entries["hidden"]
+        if notes["digest"] != _digest(stream, start):
+            raise ValueError("its digest is not what was signed")
+    small = {name: _tensor(file, start, entry) for name, entry in entries.items() if name != "hidden"}
+    return Baseline(
+        Told(*(small[field.name] for field in fields(Told))), small["floor"], tuple(json.loads(notes["bounds"])),
+        file, start + hidden["data_offsets"][0], KINDS[hidden["dtype"]], hidden["shape"][1],
+    )  # fmt: skip
 
-    The baseline and the runs go through it alike, so that a model does not differ from itself by a bit.
-    """
-    top = logits.argmax(-1, keepdim=True)  # ties go to the lower token id
-    peak, truth = logits.gather(-1, top), logits.gather(-1, targets[:, None])
-    log_sum = logits.sub_(peak).exp_().sum(-1, keepdim=True).log_().add_(peak)
-    return (log_sum - truth)[:, 0], log_sum[:, 0], top[:, 0]
+
+def _tensor(file: OpenFile, start: int, entry: dict[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    return torch.frombuffer(file.read(start + begin, start + end), dtype=KINDS[entry["dtype"]]).view(entry["shape"])
 
 
-@torch.no_grad()
-def _score(head: nn.Module, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`token_scores` of each row of hidden states, on the CPU."""
-    nll, log_sum, top = token_scores(head(hidden).float(), targets.to(hidden.device))
-    return nll.cpu(), log_sum.cpu(), top.cpu()
+def _evict(kept: Path) -> None:
+    """Removes the least recently used baselines until all fit LIMIT, and what writers that died left behind."""
+    now = time.time()
+    held: list[tuple[float, int, Path]] = []
+    for file in kept.parent.iterdir():
+        with contextlib.suppress(OSError):  # another worker was first
+            facts = file.stat()
+            if file.is_dir():  # needles' answers: a few kilobytes each
+                continue
+            if not file.name.startswith(".") and file.suffix != ".lock":
+                held.append((facts.st_mtime, facts.st_size, file))
+            elif now - facts.st_mtime > STALE_SECONDS:
+                file.unlink()
+    excess = sum(size for _, size, _ in held) - LIMIT
+    for _, size, file in sorted(held):
+        if excess > 0 and file != kept:
+            file.unlink(missing_ok=True)
+            excess -= size
 
 
 @torch.no_grad()
@@ -136,5 +306,6 @@ def _check_head(model: Any, head: nn.Module, ids: Tensor, hidden: Tensor) -> Non
     few = min(16, len(hidden))
     own = model(input_ids=ids[None, : few + 1].to(model.device), use_cache=False).logits[0, :few].float()
     ours = head(hidden[:few]).float()
-    if not torch.allclose(ours, own, rtol=0.05, atol=0.05 * float(own.abs().max())):
+    largest = float(own.masked_fill(~torch.isfinite(own), 0.0).abs().max())
+    if not torch.allclose(ours, own, rtol=0.05, atol=0.05 * largest, equal_nan=True):
         raise ModelError(f"{type(model).__name__} changes its logits after the head, which is not supported yet.")

@@ -2,7 +2,9 @@
 
 import hashlib
 import platform
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import torch
 from torch import Tensor
 
 from fp8dash.choose.catalog import PYDOCS
-from fp8dash.errors import CorpusError
+from fp8dash.choose.windows import Reading
+from fp8dash.errors import CorpusError, InvalidChoice
 
 LARGEST = 256 << 20  # bytes of a corpus file
 CHARACTERS_A_TOKEN = 16  # more than any text needs: only this much of a long corpus is tokenized at first
+DISJOINT = Reading()
+WORD = re.compile(r"(?<!\S)\S")  # a word's first letter; words are what white space divides, as in lm-eval
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +40,81 @@ def load_corpus(name: str) -> Corpus:
     return Corpus(name, text, hashlib.sha256(text.encode()).hexdigest(), origin)
 
 
-def cut_windows(tokenizer: Any, corpus: Corpus, count: int, length: int, context: int) -> Tensor:
-    """Token ids [count, length]: disjoint windows from the start, no BOS, no special tokens; raises CorpusError.
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of a text's tokens as a model reads them, and which of their tokens are scored."""
 
-    `context` is the most tokens that the model takes, 0 where unknown.
+    ids: Tensor  # [count, length]; the first is BOS where the reading has it there
+    first: tuple[int, ...]  # of each window: the position of the first scored token; all after it are scored
+    words: tuple[int, ...]  # of each window: words that begin in its scored text; empty where unknown
+    text_bytes: tuple[int, ...]  # of each window's scored text, in UTF-8; empty where unknown
+    method: str
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return len(self.ids)
+
+    def rows(self, index: int) -> slice:
+        """The positions of a window whose successors are scored."""
+        return slice(self.first[index] - 1, self.ids.shape[1] - 1)
+
+    def targets(self, index: int) -> Tensor:
+        """The scored tokens of a window."""
+        return self.ids[index, self.first[index] :]
+
+    def few(self, count: int) -> "Windows":
+        """The first of them."""
+        shorter = {name: getattr(self, name)[:count] for name in ("ids", "first", "words", "text_bytes")}
+        return replace(self, **shorter)
+
+    @property
+    def bounds(self) -> list[int]:
+        """Where each window's scored tokens begin among all scored ones, and where the last one's end."""
+        return [0, *accumulate(self.ids.shape[1] - first for first in self.first)]
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of tokens and scores."""
+        return hashlib.sha256(repr((self.ids.tolist(), self.first)).encode()).hexdigest()
+
+
+def cut_windows(
+    tokenizer: Any, corpus: Corpus, count: int, length: int, context: int, reading: Reading = DISJOINT
+) -> Windows:
+    """`count` windows of `length` tokens from the start of a corpus; raises CorpusError or InvalidChoice.
+
+    `context` is the most tokens that the model takes, 0 where unknown. BOS takes the place of a window's first token,
+    so that no window grows; the text then begins with one, too (llama.cpp, tools/perplexity/perplexity.cpp).
     """
     if context and length > context:
         raise CorpusError(
             f"Windows of {length:,} tokens exceed the model's context of {context:,}: choose at most {context:,}."
         )
-    ids = _tokens(tokenizer, corpus.text[: count * length * CHARACTERS_A_TOKEN])
-    if len(ids) < count * length:
-        ids = _tokens(tokenizer, corpus.text)
-    fit = len(ids) // length
+    step, bos = reading.step(length), _bos(tokenizer, reading)
+    need = (count - 1) * step + length - len(bos)
+    tokens = _tokens(tokenizer, corpus.text[: need * CHARACTERS_A_TOKEN])
+    if len(tokens.ids) < need:
+        tokens = _tokens(tokenizer, corpus.text)
+    stream = bos + tokens.ids
+    fit = max(0, (len(stream) - length) // step + 1)
     if fit < count:
-        held = f"The corpus “{corpus.name}” holds {len(ids):,} tokens, enough for {fit} windows of {length:,}"
-        hint = f"ask for at most {fit} windows, or shorter ones" if fit else "choose shorter windows or a longer text"
-        raise CorpusError(f"{held}, and {count} were asked for: {hint}.")
-    return torch.tensor(ids[: count * length]).view(count, length)
+        raise CorpusError(_too_short(corpus, len(tokens.ids), count, length, fit))
+    ids = torch.tensor(stream[: (count - 1) * step + length]).unfold(0, length, step).clone()
+    ids[:, : len(bos)] = torch.tensor(bos, dtype=ids.dtype)
+    first = tuple(reading.first(i, length) for i in range(count))
+    starts = [i * step - len(bos) for i in range(count)]  # of the windows, in the text's own tokens
+    spans = [tokens.span(start + at, start + length) for start, at in zip(starts, first, strict=True)]
+    words, sizes = zip(*(_counts(corpus.text, span) for span in spans if span), strict=True) if spans[0] else ((), ())
+    return Windows(ids, first, words, sizes, reading.method)
 
 
 def calibration_windows(tokenizer: Any, corpus: Corpus, count: int, length: int, measured: int) -> Tensor:
     """Token ids [count, length] from the corpus's end, apart from its first `measured` tokens; raises CorpusError."""
     wanted = count * length
     if len(corpus.text) > (wanted + measured) * CHARACTERS_A_TOKEN:  # the end cannot reach what is measured
-        ids = _tokens(tokenizer, corpus.text[-wanted * CHARACTERS_A_TOKEN :])
+        ids = _tokens(tokenizer, corpus.text[-wanted * CHARACTERS_A_TOKEN :]).ids
     else:
-        ids = _tokens(tokenizer, corpus.text)[measured:]
+        ids = _tokens(tokenizer, corpus.text).ids[measured:]
     if len(ids) < wanted:
         raise CorpusError(
             f"The corpus “{corpus.name}” holds {len(ids):,} tokens beside those that are measured, and calibration "
@@ -70,9 +123,43 @@ def calibration_windows(tokenizer: Any, corpus: Corpus, count: int, length: int,
     return torch.tensor(ids[-wanted:]).view(count, length)
 
 
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A text's tokens, and where in it each ends; without ends where the tokenizer does not tell."""
+
+    ids: list[int]
+    ends: list[int]
+
+    def span(self, begin: int, end: int) -> tuple[int, int] | None:
+        """The characters of some tokens, with what white space before them the tokenizer left to none."""
+        return (self.ends[begin - 1] if begin > 0 else 0, self.ends[end - 1]) if self.ends else None
+
+
+def _bos(tokenizer: Any, reading: Reading) -> list[int]:
+    if reading.bos == "none":
+        return []
+    if tokenizer.bos_token_id is None:
+        raise InvalidChoice("BOS was asked for, but this model's tokenizer has none: choose “none” for BOS.")
+    return [int(tokenizer.bos_token_id)]
+
+
+def _too_short(corpus: Corpus, tokens: int, count: int, length: int, fit: int) -> str:
+    if not corpus.text.strip():
+        return f"The corpus “{corpus.name}” is empty: choose “pydocs” or a text file."
+    held = f"The corpus “{corpus.name}” holds {tokens:,} tokens, enough for {fit} windows of {length:,}"
+    hint = f"ask for at most {fit} windows, or shorter ones" if fit else "choose shorter windows or a longer text"
+    return f"{held}, and {count} were asked for: {hint}."
+
+
+def _counts(text: str, span: tuple[int, int]) -> tuple[int, int]:
+    """Words that begin in a span of the text, and its UTF-8 bytes."""
+    return sum(1 for _ in WORD.finditer(text, *span)), len(text[slice(*span)].encode())
+
+
+def _tokens(tokenizer: Any, text: str) -> _Tokens:
+    told = bool(getattr(tokenizer, "is_fast", False))
+    found = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=told)
+    return _Tokens(found["input_ids"], [end for _, end in found["offset_mapping"]] if told else [])
 
 
 def pydocs_pages() -> list[str]:

@@ -24,6 +24,7 @@ def kept(file: Path) -> bytes | None:
     """What was kept, or None where there is nothing or its bytes are not what was written."""
     try:
         found = file.read_bytes()
+        os.utime(file)  # the least recently used go first
     except OSError:
         return None
     digest, payload = found[:DIGEST], found[DIGEST:]

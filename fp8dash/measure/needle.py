@@ -220,7 +220,7 @@ def needle(
         yield measured("needle_logprob", None, "nats a token", HIGHER, why)
         return
     ours, theirs = [c.logprob or 0.0 for c in graded], [c.baseline_logprob or 0.0 for c in graded]
-    difference = paired_difference(ours, theirs, seed=seed)
+    difference = paired_difference(ours, theirs, seed=seed, neighbours=0)
     few = "" if difference.low is not None else f"fewer than {FEWEST_WINDOWS} cells: no interval"
     yield measured("needle_logprob", _mean(ours), "nats a token", HIGHER)
     yield measured("baseline_needle_logprob", _mean(theirs), "nats a token", HIGHER)

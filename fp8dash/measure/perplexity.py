@@ -1,114 +1,198 @@
-"""Token perplexity over disjoint windows, and the divergence from the baseline on the same tokens.
+"""Perplexity of the scored tokens, and their divergence from the baseline: what llama.cpp's --kl-divergence lists.
 
-KLD is the exact sum over the full vocabulary, in float32, of p_base * (ln p_base - ln p); sums over tokens are float64.
+Logits in float32, sums over tokens in float64. Means are over tokens; intervals resample windows.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, Window
 from fp8dash.errors import NotFinite
-from fp8dash.measure.baseline import CHUNK, METHOD, Baseline, hidden_states, token_scores
-from fp8dash.stats import FEWEST_WINDOWS, paired_difference
+from fp8dash.measure.baseline import Baseline, hidden_states
+from fp8dash.measure.corpora import Windows
+from fp8dash.measure.divergence import Comparer, Scores
+from fp8dash.stats import CONFIDENCE, FEWEST_WINDOWS, Difference, look_confidence, looks, paired_difference
+
+TAIL = {"90 %": 90.0, "95 %": 95.0, "99 %": 99.0, "99.9 %": 99.9, "maximum": 100.0}
+FOOT = {"minimum": 0.0, "0.1 %": 0.1, "1 %": 1.0, "5 %": 5.0, "10 %": 10.0}
+PERCENTILES = {  # labels of the measurements that end in _tokens: percentiles, by linear interpolation
+    "kld": FOOT | {"median": 50.0} | TAIL,
+    "kld_reverse": FOOT | {"median": 50.0} | TAIL,
+    "delta_p": FOOT | {"25 %": 25.0, "median": 50.0, "75 %": 75.0} | TAIL,
+}
+KEPT = ("kld", "kld_reverse", "delta_p", "nll")  # of each token until the end, in float32
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Per scored token of one window: NLL and KLD in nats, and whether the likeliest token is the baseline's."""
+@dataclass(slots=True)
+class Run:
+    """What a run has measured so far."""
 
-    nll: Tensor
-    kld: Tensor
-    agrees: Tensor
+    windows: list[Window] = field(default_factory=list)
+    tokens: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in KEPT})
+    sums: dict[str, float] = field(default_factory=lambda: {name.name: 0.0 for name in fields(Scores)})
+    base_tokens: list[Tensor] = field(default_factory=list)  # the baseline's NLL
+
+    @property
+    def count(self) -> int:
+        """Scored tokens."""
+        return sum(window.tokens for window in self.windows)
+
+    def mean(self, name: str) -> float:
+        """Mean over scored tokens."""
+        return self.sums[name] / self.count
+
+    def each(self, name: str) -> NDArray[np.float32]:
+        """One score of every token."""
+        found: NDArray[np.float32] = torch.cat(self.tokens[name]).numpy()
+        return found
+
+    def difference(self, seed: int, confidence: float = CONFIDENCE) -> Difference:
+        """ln PPL minus the baseline's."""
+        ours, base = [w.nll for w in self.windows], [w.baseline_nll for w in self.windows]
+        tokens = [w.tokens for w in self.windows]
+        return paired_difference(ours, base, weights=tokens, seed=seed, confidence=confidence)
+
+    def divergence(self, seed: int, confidence: float = CONFIDENCE) -> Difference:
+        """Mean KLD."""
+        klds, tokens = [w.kld for w in self.windows], [w.tokens for w in self.windows]
+        return paired_difference(klds, [0.0] * len(klds), weights=tokens, seed=seed, confidence=confidence)
 
 
 def perplexity(
-    model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, backend: str, seed: int,
-    kv: KvCast | None = None,
+    model: Any, base_head: nn.Module, windows: Windows, baseline: Baseline, backend: str, seed: int,
+    kv: KvCast | None = None, until: float = 0.0,
 ) -> Iterator[Progress | Window | Measurement]:  # fmt: skip
-    """Progress and a Window for each of [count, L] token ids, then the run's measurements; raises NotFinite.
+    """Progress and a Window for each window, then the run's measurements; raises NotFinite, naming the window.
 
-    With `kv` each window is read through a quantized cache of its own.
+    With `kv` each window is read through a quantized cache of its own. With `until` the run ends at the first look
+    (see `stats.looks`) at which the interval of Δ ln PPL reaches no further than this to either side.
     """
-    found: list[Window] = []
-    scorer = _Scorer(model.get_output_embeddings(), base_head, baseline, model.device)
-    for index, ids in enumerate(windows):
-        yield Progress("perplexity", index, len(windows), f"window {index + 1} of {len(windows)}")
-        hidden = hidden_states(model, ids[None], kv)
-        found.append(_window(index, scorer.window(index, hidden, ids[1:]), baseline.nll[index]))
-        yield found[-1]
-    yield from _measurements(found, backend, seed)
+    run, comparer = Run(), Comparer(model.get_output_embeddings(), base_head)
+    for index, ids in enumerate(windows.ids):
+        yield Progress("perplexity", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
+        hidden = hidden_states(model, ids[None], kv)[windows.rows(index)]
+        yield Progress("perplexity", 2 * index + 1, 2 * len(windows), f"window {index + 1} of {len(windows)}: scores")
+        base_hidden, told = baseline.window(index, hidden.device)
+        scores = comparer.compare(hidden, base_hidden, told, windows.targets(index).to(hidden.device))
+        yield _added(run, index, scores, told.nll.cpu())
+        if until and _narrow(run, len(windows), until, seed):
+            break
+    yield from _measurements(run, windows, baseline, backend, seed, until)
 
 
-class _Scorer:
-    """Scores windows against a baseline, chunk by chunk in three float32 blocks [CHUNK, vocabulary] of its own.
-
-    Blocks made anew for each chunk would cost as much as the arithmetic: the kernel clears every page first.
-    """
-
-    def __init__(self, head: nn.Module, base_head: nn.Module, baseline: Baseline, device: torch.device) -> None:
-        """Takes the cast model's head and the head as it was before casting."""
-        self._head, self._base_head, self._baseline, self._device = head, base_head, baseline, device
-        self._blocks: list[Tensor] = []
-
-    @torch.no_grad()
-    def window(self, index: int, hidden: Tensor, targets: Tensor) -> Scores:
-        """The scores of one window's hidden states [L - 1, hidden] and next tokens [L - 1]."""
-        starts = range(0, len(hidden), CHUNK)
-        parts = [self._chunk(index, slice(i, min(i + CHUNK, len(hidden))), hidden, targets) for i in starts]
-        return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-    def _chunk(self, index: int, rows: slice, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """NLL, KLD and agreement of some rows, float64 and on the CPU."""
-        base = self._baseline
-        log_sum = base.log_sum[index, rows].to(self._device)
-        logits = self._head(hidden[rows])
-        theirs = self._base_head(base.hidden[index, rows].to(self._device))
-        a, b, c = self._blocks_for(logits)
-        ours, theirs = a.copy_(logits), b.copy_(theirs)
-        chances = torch.sub(theirs, log_sum[:, None], out=c).exp_()
-        divergence = torch.linalg.vecdot(chances, theirs.sub_(ours))
-        nll, own_sum, top = token_scores(ours, targets[rows].to(self._device))
-        kld, agrees = divergence + own_sum - log_sum, top.cpu() == base.top[index, rows]
-        return nll.double().cpu(), kld.double().cpu(), agrees.double()
-
-    def _blocks_for(self, logits: Tensor) -> list[Tensor]:
-        if not self._blocks:
-            shape = (CHUNK, logits.shape[-1])
-            self._blocks = [torch.empty(shape, dtype=torch.float32, device=self._device) for _ in range(3)]
-        return [block[: len(logits)] for block in self._blocks]
-
-
-def _window(index: int, scores: Scores, baseline_nll: Tensor) -> Window:
-    means = [float(values.mean()) for values in (scores.nll, scores.kld, scores.agrees)]
-    if not all(map(math.isfinite, means)):
+def _added(run: Run, index: int, scores: Scores, base_nll: Tensor) -> Window:
+    """The window, added to the run."""
+    means = {name.name: float(getattr(scores, name.name).mean()) for name in fields(Scores)}
+    if not all(map(math.isfinite, means.values())):
         raise NotFinite(
             f"Window {index + 1} gave NaN or infinity: an activation left the format's range or the model overflowed. "
             "Try smaller tiles, or leave the layer out with skip=."
         )
-    return Window(index, len(scores.nll), means[0], float(baseline_nll.double().mean()), means[1], means[2])
+    for name in KEPT:
+        run.tokens[name].append(getattr(scores, name).float())
+    for name, mean in means.items():
+        run.sums[name] += mean * len(scores.nll)
+    run.base_tokens.append(base_nll.float())
+    base_mean = float(base_nll.mean())
+    window = Window(index, len(scores.nll), means["nll"], base_mean, means["kld"], means["top1"])
+    run.windows.append(window)
+    return window
 
 
-def _measurements(windows: list[Window], backend: str, seed: int) -> Iterator[Measurement]:
-    """Means over windows of equal length, so means over tokens too."""
-    nll, base = [w.nll for w in windows], [w.baseline_nll for w in windows]
-    difference = paired_difference(nll, base, seed=seed)
-    few = "" if difference.low is not None else f"fewer than {FEWEST_WINDOWS} windows: no interval"
+def _narrow(run: Run, windows: int, until: float, seed: int) -> bool:
+    """Whether this is a look, and the interval is narrow enough."""
+    if len(run.windows) not in looks(windows):
+        return False
+    return run.difference(seed, look_confidence(windows)).half_width <= until
 
-    def measured(name: str, value: float | None, unit: str, better: str, note: str = "") -> Measurement:
-        return Measurement(name, value, unit, better, METHOD, backend, note=note)
 
-    count = len(windows)
-    yield measured("ppl", math.exp(sum(nll) / count), "", LOWER)
-    yield measured("baseline_ppl", math.exp(sum(base) / count), "", LOWER)
-    yield measured("ln_ppl_diff", difference.mean, "nats", LOWER)
-    yield measured("ln_ppl_diff_low", difference.low, "nats", NEITHER, few)
-    yield measured("ln_ppl_diff_high", difference.high, "nats", NEITHER, few)
-    yield measured("kld", sum(w.kld for w in windows) / count, "nats", LOWER)
-    yield measured("top1", sum(w.top1 for w in windows) / count, "share", HIGHER)
-    yield measured("scored_tokens", float(sum(w.tokens for w in windows)), "tokens", NEITHER)
+def _measurements(
+    run: Run, windows: Windows, baseline: Baseline, backend: str, seed: int, until: float
+) -> Iterator[Measurement]:
+    """All that is measured of a run."""
+
+    def measured(
+        name: str, value: float | None, unit: str, better: str, note: str = "", label: str = ""
+    ) -> Measurement:
+        return Measurement(name, value, unit, better, windows.method, backend, label, note)
+
+    confidence = look_confidence(len(windows)) if until else CONFIDENCE
+    yield from _perplexities(run, measured, windows, run.difference(seed, confidence), until)
+    spread = run.divergence(seed, confidence)
+    yield measured("kld", run.mean("kld"), "nats", LOWER)
+    yield measured("kld_low", spread.low, "nats", NEITHER, _few(spread))
+    yield measured("kld_high", spread.high, "nats", NEITHER, _few(spread))
+    yield _floor(run, baseline, windows.method)
+    yield measured("kld_reverse", run.mean("kld_reverse"), "nats", LOWER)
+    yield measured("top1", run.mean("top1"), "share", HIGHER)
+    yield measured("top5", run.mean("top5"), "share", HIGHER)
+    yield measured("delta_p", run.mean("delta_p"), "share", NEITHER)
+    moved = run.each("delta_p").astype(np.float64)
+    yield measured("delta_p_rms", float(np.sqrt(np.mean(moved**2))), "share", LOWER)
+    for name, labels in PERCENTILES.items():
+        unit, better = ("share", NEITHER) if name == "delta_p" else ("nats", LOWER)
+        for label, value in zip(labels, np.percentile(run.each(name), list(labels.values())), strict=True):
+            yield measured(f"{name}_tokens", float(value), unit, better, label=label)
+    yield measured("scored_tokens", float(run.count), "tokens", NEITHER)
+    yield measured("scored_windows", float(len(run.windows)), "windows", NEITHER)
+
+
+def _perplexities(run: Run, measured: Any, windows: Windows, found: Difference, until: float) -> Iterator[Measurement]:
+    """Perplexity by token, word and byte, and how it differs from the baseline's."""
+    nll, count = run.sums["nll"], run.count
+    base = sum(w.baseline_nll * w.tokens for w in run.windows) / count
+    ppl, base_ppl = _exp(nll / count), _exp(base)
+    yield measured("ppl", ppl, "", LOWER)
+    yield measured("baseline_ppl", base_ppl, "", LOWER)
+    yield measured("ln_ppl_diff", found.mean, "nats", LOWER, _stopped(run, len(windows), until))
+    yield measured("ln_ppl_diff_low", found.low, "nats", NEITHER, _few(found))
+    yield measured("ln_ppl_diff_high", found.high, "nats", NEITHER, _few(found))
+    yield measured("ppl_ratio", _exp(found.mean), "", LOWER)
+    yield measured("ppl_diff", ppl - base_ppl, "", LOWER)
+    yield measured("ln_ppl_correlation", _correlation(run.each("nll"), torch.cat(run.base_tokens).numpy()), "", HIGHER)
+    words, sizes = (sum(counts[: len(run.windows)]) for counts in (windows.words, windows.text_bytes))
+    missing = "" if words and sizes else "the tokenizer does not tell which text its tokens are"
+    yield measured("word_ppl", _exp(nll / words) if not missing else None, "", LOWER, missing)
+    yield measured("byte_ppl", _exp(nll / sizes) if not missing else None, "", LOWER, missing)
+    yield measured("bits_per_byte", nll / sizes / math.log(2) if not missing else None, "bits", LOWER, missing)
+
+
+def _floor(run: Run, baseline: Baseline, method: str) -> Measurement:
+    """The KLD of the unquantized weights in float32 over the same windows."""
+    weights = np.array([w.tokens for w in run.windows], np.float64)
+    value = float(np.average(baseline.floor[: len(run.windows)].numpy(), weights=weights))
+    missing = "" if math.isfinite(value) else "the model does not run in float32 here"
+    note = missing or "of the same weights in float32 from the baseline: rounding alone"
+    return Measurement("kld_noise_floor", None if missing else value, "nats", NEITHER, method, "baseline", note=note)
+
+
+def _stopped(run: Run, windows: int, until: float) -> str:
+    if not until:
+        return ""
+    level = f"each look at {100 * look_confidence(windows):.2f} %, so that all hold with 95 %"
+    at = ", ".join(str(look) for look in looks(windows))
+    return f"read {len(run.windows)} of {windows} windows, until ±{until:g} nats; looks at {at}; {level}"
+
+
+def _few(found: Difference) -> str:
+    return "" if found.low is not None else f"fewer than {FEWEST_WINDOWS} windows: no interval"
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _correlation(ours: Sequence[float] | NDArray[np.float32], base: NDArray[np.float32]) -> float | None:
+    """Pearson's over tokens; None where either is constant."""
+    a, b = np.asarray(ours, np.float64), base.astype(np.float64)
+    a, b = a - a.mean(), b - b.mean()
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / size if size else None

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 import fp8dash
-from fp8dash.measure import baseline, decode, gemm, gradients, kv_cache, needle, profile, sensitivity, weight_error
+from fp8dash.choose.windows import Reading
+from fp8dash.measure import decode, gemm, gradients, kv_cache, needle, profile, sensitivity, weight_error
 from fp8dash.measure.nvml import clocks_mhz, driver
 from fp8dash.model.load import runtime
 
@@ -17,20 +18,20 @@ METHODS = {  # by stage; that of tasks is lm-eval's and stands beside each numbe
     "profile": profile.METHOD,
     "quantize": weight_error.METHOD,
     "gemm": gemm.METHOD,
-    "perplexity": baseline.METHOD,
+    "perplexity": Reading().method,
     "kv": kv_cache.PATH_METHOD,
     "needle": needle.METHOD,
     "decode": decode.METHOD,
 }
 
 
-def made_with(where: torch.device, stages: tuple[str, ...]) -> dict[str, Any]:
-    """Facts of this process and device; what is not known is left out."""
+def made_with(where: torch.device, stages: tuple[str, ...], **chosen: str) -> dict[str, Any]:
+    """Facts of this process and device; what is not known is left out. `chosen` are methods that a request chose."""
     facts: dict[str, Any] = {
         "versions": runtime(),
         "commit": commit(Path(fp8dash.__path__[0]).parent),
         "threads": torch.get_num_threads(),
-        "methods": {stage: METHODS[stage] for stage in ("quantize", *stages) if stage in METHODS},
+        "methods": {stage: (METHODS | chosen)[stage] for stage in ("quantize", *stages) if stage in METHODS},
     }
     if where.type == "cuda":
         facts |= {"driver": driver(), "clocks_mhz": clocks_mhz(where)}

@@ -20,7 +20,9 @@ from fp8dash.choose.mixed import Budget, Part, kept_parts, mean_bits, mixed_reci
 from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.choose.records import LOWER, Measurement, Progress, Sensitivity
 from fp8dash.errors import NotFinite
-from fp8dash.measure.baseline import CHUNK, Baseline, hidden_states
+from fp8dash.measure.baseline import Baseline, hidden_states
+from fp8dash.measure.corpora import Windows
+from fp8dash.measure.divergence import CHUNK
 from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.quant.cast import round_trip
 
@@ -40,19 +42,19 @@ class Group:
 
 
 def sensitivity(
-    model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe, granularity: str,
+    model: Any, base_head: nn.Module, windows: Windows, baseline: Baseline, recipe: Recipe, granularity: str,
     budget: Budget, observed: Observed = NOTHING,
 ) -> Iterator[Progress | Sensitivity | Measurement]:  # fmt: skip
     """Progress, a Sensitivity for each group, the whole recipe and a mixed one under the budget; raises NotFinite.
 
-    Takes the unquantized model, which is unquantized again at the end, [count, L] token ids, and what was `observed`
+    Takes the unquantized model, which is unquantized again at the end, and what was `observed`
     where the recipe's scales come from calibration.
     """
     groups = groups_of(model, recipe, granularity)
     if not groups:
         yield _measured("sensitivity_kld", None, "no Linear is cast, so none costs anything")
         return
-    probe = Probe(model, base_head, windows[:WINDOWS], baseline, recipe, observed)
+    probe = Probe(model, base_head, windows.few(WINDOWS), baseline, recipe, observed)
     clock = _Clock(2 * len(groups) + 2)
     try:
         yield from _probed(probe, groups, recipe, budget, clock)
@@ -119,19 +121,21 @@ class Probe:
     """
 
     def __init__(
-        self, model: Any, base_head: nn.Module, windows: Tensor, baseline: Baseline, recipe: Recipe,
+        self, model: Any, base_head: nn.Module, windows: Windows, baseline: Baseline, recipe: Recipe,
         observed: Observed = NOTHING,
     ) -> None:  # fmt: skip
-        """Takes the unquantized model and [count, L] token ids, the first of those that the baseline was made of."""
+        """Takes the unquantized model and the first of the windows that the baseline was made of."""
         self.blocks = _stack(model)
         self.cast_now: dict[str, Callable[[], None]] = {}  # by Linear, what takes its activations' cast off again
-        self.tokens = windows.numel() - len(windows)
+        self.tokens = windows.bounds[-1]
         self._model, self._windows, self._baseline, self._recipe = model, windows, baseline, recipe
         self._device: torch.device = model.device
         self._casters = Casters(observed)
         self._waiting: dict[str, nn.Parameter] = {}
         self._outputs: list[list[Any]] = []  # [window][block]
         self._logits = [self._base_logits(base_head, index) for index in range(len(windows))]
+        told = [baseline.window(index, self._device)[1] for index in range(len(windows))]
+        self._log_sums = [of.peak + of.total.log() for of in told]
         self._buffers = [torch.empty(CHUNK, self._logits[0].shape[-1], device=self._device) for _ in range(3)]
 
     def cast(self, names: Sequence[str]) -> None:
@@ -154,7 +158,7 @@ class Probe:
         """The mean KLD of the model as it is, in nats; later probes replay what its blocks return now."""
         self._outputs, total = [], 0.0
         self._casters.rewind()
-        for index, ids in enumerate(self._windows):
+        for index, ids in enumerate(self._windows.ids):
             with _recorded(self.blocks) as outputs:
                 hidden = hidden_states(self._model, ids[None])
             self._outputs.append(outputs)
@@ -168,7 +172,7 @@ class Probe:
         """The mean KLD in nats where blocks before the `first` are as when outputs were kept; raises NotFinite."""
         total = 0.0
         self._casters.rewind()
-        for index, ids in enumerate(self._windows):
+        for index, ids in enumerate(self._windows.ids):
             with _replayed(self.blocks[:first], self._outputs[index]):
                 total += self._divergence(index, hidden_states(self._model, ids[None]))
         return _finite(total / self.tokens, what)
@@ -176,7 +180,7 @@ class Probe:
     def _replays(self, hidden: Tensor) -> bool:
         """True where replaying all blocks of the last window gives its hidden states again, bit by bit."""
         with _replayed(self.blocks, self._outputs[-1]):
-            return torch.equal(hidden, hidden_states(self._model, self._windows[-1:]))
+            return torch.equal(hidden, hidden_states(self._model, self._windows.ids[-1:]))
 
     def _swap(self, name: str, linear: nn.Linear, cast: Cast) -> None:
         """The other weight in place of this one, cast the first time; its own parameter, so a tied embedding stays."""
@@ -196,14 +200,14 @@ class Probe:
 
     @torch.no_grad()
     def _base_logits(self, head: nn.Module, index: int) -> Tensor:
-        """A window's logits [L - 1, vocabulary] as the unquantized head gives them, in its precision."""
-        hidden = self._baseline.hidden[index].to(self._device)
+        """A window's scored logits [tokens, vocabulary] as the unquantized head gives them, in its precision."""
+        hidden, _ = self._baseline.window(index, self._device)
         return torch.cat([head(hidden[i : i + CHUNK]) for i in range(0, len(hidden), CHUNK)])
 
     def _divergence(self, index: int, hidden: Tensor) -> float:
         """The sum over a window's tokens of their KLD in nats, full vocabulary, float32; the sum in float64."""
         head, total = self._model.get_output_embeddings(), torch.zeros((), dtype=torch.float64, device=self._device)
-        log_sums = self._baseline.log_sum[index].to(self._device)
+        log_sums, hidden = self._log_sums[index], hidden[self._windows.rows(index)]
         for start in range(0, len(hidden), CHUNK):
             rows = slice(start, min(start + CHUNK, len(hidden)))
             a, b, c = (buffer[: rows.stop - start] for buffer in self._buffers)

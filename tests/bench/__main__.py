@@ -74,7 +74,7 @@ def recipe_over_forward() -> float:
 
     @torch.no_grad()
     def forward() -> None:
-        for ids in windows:
+        for ids in windows.ids:
             plain.model(input_ids=ids[None].to(where), use_cache=False)
 
     def stage() -> None:
@@ -103,7 +103,7 @@ def probe_over_forward(granularity: str) -> float:
 
     @torch.no_grad()
     def forward() -> None:
-        for ids in windows:
+        for ids in windows.ids:
             plain.model(input_ids=ids[None].to(where), use_cache=False)
 
     def probed(group: Group) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fp8dash.choose.presets import PRESETS
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
-from fp8dash.measure.corpora import cut_windows, load_corpus
+from fp8dash.measure.corpora import Windows, cut_windows, load_corpus
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
 from fp8dash.model.swap import cast_model
@@ -34,7 +34,7 @@ def usual_and_ours() -> tuple[Callable[[], object], Callable[[], object]]:
     plain, cast, peer = (load(locate("demo", cache_dir()), where) for _ in range(3))
     corpus = load_corpus("pydocs")
     windows = cut_windows(plain.tokenizer, corpus, WINDOWS, LENGTH, plain.context)
-    usual, ours = _usual(plain, peer, windows), _ours(plain, cast, corpus.content_hash, windows)
+    usual, ours = _usual(plain, peer, windows.ids), _ours(plain, cast, corpus.content_hash, windows)
     return usual, ours
 
 
@@ -50,7 +50,7 @@ def _usual(plain: LoadedModel, peer: LoadedModel, windows: Tensor) -> Callable[[
     return lambda: [model.loglikelihood_rolling([request], disable_tqdm=True) for model in models]
 
 
-def _ours(plain: LoadedModel, cast: LoadedModel, corpus_hash: str, windows: Tensor) -> Callable[[], object]:
+def _ours(plain: LoadedModel, cast: LoadedModel, corpus_hash: str, windows: Windows) -> Callable[[], object]:
     head, model_hash = head_of(plain.model), plain.content_hash
     file = baseline_file(cache_dir(), model_hash=model_hash, corpus_hash=corpus_hash, windows=windows, device="bench")
     *_, baseline = baseline_of(plain.model, head, windows, file)

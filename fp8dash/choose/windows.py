@@ -1,0 +1,92 @@
+"""How a text is cut into windows and which of their tokens are scored: the conventions of perplexity. Values only.
+
+Numbers of unlike conventions lie on unlike scales: each has a method of its own, and is never ranked with another.
+"""
+
+from dataclasses import dataclass
+
+from fp8dash.errors import InvalidChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """One way to read a text in windows, as the screen and the method call it."""
+
+    name: str
+    meaning: str
+    windows: str  # in a method's text
+    scored: str
+
+
+CONVENTIONS = {
+    convention.name: convention
+    for convention in (
+        Convention("disjoint", "windows side by side, all but their first token scored", "disjoint windows",
+                   "first token unscored"),
+        Convention("strided", "overlapping windows, each token scored once, after the longest context there is",
+                   "windows {stride} tokens apart", "each token scored once"),
+        Convention("half", "windows side by side, their second half scored, as llama.cpp’s perplexity tool does",
+                   "disjoint windows", "second half scored as in llama.cpp"),
+    )
+}  # fmt: skip
+BOS = {
+    "none": "no BOS: a window begins where the last one ended",
+    "bos": "BOS in each window’s first place, and before the text, as llama.cpp has it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A convention with its stride and its rule for BOS."""
+
+    convention: str = "disjoint"
+    stride: int = 0  # tokens from one window's start to the next's; only where windows overlap
+    bos: str = "none"
+
+    def checked(self, length: int) -> "Reading":
+        """This reading, where windows of `length` tokens can be read so; raises InvalidChoice."""
+        if self.convention not in CONVENTIONS:
+            raise InvalidChoice(f"“{self.convention}” is not a convention: choose one of {', '.join(CONVENTIONS)}.")
+        if self.bos not in BOS:
+            raise InvalidChoice(f"“{self.bos}” is not a rule for BOS: choose one of {', '.join(BOS)}.")
+        if self.convention != "strided" and self.stride:
+            raise InvalidChoice(f"A stride is for strided windows; {self.convention} ones have none: leave it 0.")
+        if self.convention == "strided" and not 1 <= self.stride < length:
+            raise InvalidChoice(f"A stride of {self.stride} is out of range: choose 1 to {length - 1:,} tokens.")
+        return self
+
+    def step(self, length: int) -> int:
+        """Tokens from one window's start to the next's."""
+        return self.stride if self.convention == "strided" else length
+
+    def first(self, index: int, length: int) -> int:
+        """The position in window `index` of the first token that is scored; all after it are, too.
+
+        >>> [Reading("strided", 100).first(i, 512) for i in (0, 1)], Reading("half").first(0, 512)
+        ([1, 412], 257)
+        """
+        if self.convention == "half":
+            return length // 2 + 1
+        return length - self.stride if self.convention == "strided" and index else 1
+
+    @property
+    def method(self) -> str:
+        """How token perplexity is made so, in words; a number's method.
+
+        >>> Reading("strided", 256, "bos").method
+        'token perplexity over windows 256 tokens apart, BOS in the first place, each token scored once, v1'
+        """
+        convention = CONVENTIONS[self.convention]
+        bos = "no BOS" if self.bos == "none" else "BOS in the first place"
+        return f"token perplexity over {convention.windows.format(stride=self.stride)}, {bos}, {convention.scored}, v1"
+
+    @property
+    def short(self) -> str:
+        """What differs from disjoint windows without BOS, in a few words; empty where nothing does.
+
+        >>> Reading().short, Reading("strided", 256, "bos").short
+        ('', 'strided by 256, BOS')
+        """
+        strided = f"strided by {self.stride}"
+        words = [{"disjoint": "", "strided": strided, "half": "second half scored"}.get(self.convention, "")]
+        return ", ".join(word for word in (*words, "" if self.bos == "none" else "BOS") if word)
