@@ -178,7 +178,7 @@ def test_the_migration_fills_the_rows_that_the_product_writes(tmp_path):
         connection.execute("DROP TABLE standing")
         connection.execute("DROP INDEX ix_run_request_hash")
         connection.execute("ALTER TABLE run DROP COLUMN request_hash")
-        connection.execute("UPDATE alembic_version SET version_num = '0008'")
+        connection.execute("UPDATE alembic_version SET version_num = '0006'")
     store = Store(f"sqlite:///{file}")
     assert columns(store, StandingTable) == written and len(written) == 15
     assert columns(store, RunTable) == keys

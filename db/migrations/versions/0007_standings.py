@@ -13,8 +13,8 @@ from db.tables import Instant
 from fp8dash.choose.records import Request
 from fp8dash.errors import InvalidChoice
 
-revision = "0009"
-down_revision = "0008"
+revision = "0007"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
