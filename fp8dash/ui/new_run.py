@@ -321,11 +321,13 @@ def _typed(base: Request, key: Names) -> list[Recipe]:
 
 def _measure(base: Request, key: Names) -> Request:
     st.header("3  Measure", anchor=False)
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        measures = st.pills(
-            "What to measure", MEASURES, default=list(base.measures), selection_mode="multi", key=key("measures"),
-            format_func=lambda m: MEASURED.get(m, m), help="Bits, size, coverage and weight error are always measured.",
-        )  # fmt: skip
+    measures = st.pills(
+        "What to measure", MEASURES, default=list(base.measures), selection_mode="multi", key=key("measures"), wrap=True,
+        format_func=lambda m: MEASURED.get(m, m), help="Bits, size, coverage and weight error are always measured.",
+    )  # fmt: skip
+    base = _tasks(base, key) if "tasks" in measures else dataclasses.replace(base, tasks=())
+    corpus = _corpus(base, key)
+    with st.container(horizontal=True):
         backend = st.selectbox(
             "Backend",
             list(BACKENDS),
@@ -334,9 +336,6 @@ def _measure(base: Request, key: Names) -> Request:
             width=180,
             help=_backends(),
         )
-    base = _tasks(base, key) if "tasks" in measures else dataclasses.replace(base, tasks=())
-    corpus = _corpus(base, key)
-    with st.container(horizontal=True):
         windows = st.number_input(
             "Windows", 1, 100_000, base.windows, key=key("windows"), width=150, help="More windows, narrower intervals."
         )
