@@ -322,8 +322,9 @@ def _typed(base: Request, key: Names) -> list[Recipe]:
 def _measure(base: Request, key: Names) -> Request:
     st.header("3  Measure", anchor=False)
     measures = st.pills(
-        "What to measure", MEASURES, default=list(base.measures), selection_mode="multi", key=key("measures"), wrap=True,
-        format_func=lambda m: MEASURED.get(m, m), help="Bits, size, coverage and weight error are always measured.",
+        "What to measure", MEASURES, default=list(base.measures), selection_mode="multi", key=key("measures"),
+        wrap=True, format_func=lambda m: MEASURED.get(m, m),
+        help="Bits, size, coverage and weight error are always measured.",
     )  # fmt: skip
     base = _tasks(base, key) if "tasks" in measures else dataclasses.replace(base, tasks=())
     corpus = _corpus(base, key)
