@@ -201,7 +201,7 @@ def _fastest(contest: Contest) -> str:
 
 
 def _worst(contest: Contest) -> str:
-    if len(contest.rows) < 3:
+    if len(contest.rows) < 3 or contest.behind[-1].is_tie:
         return ""
     last, best = contest.rows[-1], contest.rows[0]
     times = f", {three((last.kld or 0.0) / best.kld)}× the least" if best.kld else ""
@@ -224,7 +224,7 @@ def _limits(found: Evidence, contest: Contest, others: Sequence[Standing]) -> tu
     if bare:
         said.append(f"{_listed([row.name for row in bare])}: no {metric.title}, or one that is not a number.")
     if contest.rows and all(row.gemm_speedup is None for row in contest.rows):
-        said.append("No native kernel was timed here: quality is exact, speed is not known.")
+        said.append("No native kernel was timed here: speed is not known.")
     return (*said, *_scope(contest.rows))
 
 

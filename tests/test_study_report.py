@@ -50,6 +50,9 @@ def test_a_tie_is_called_a_tie_and_the_next_is_beyond_it(store):
     three = said(store, a, b, run(store, "FP8_TENSOR", 0.05))
     assert three.headline.startswith("FP8_BLOCK and INT8 are tied for the least loss: KLD 0.0200 to 0.0201 nats")
     assert "next is FP8_TENSOR, +0.0300 [" in three.headline
+    all_tied = said(store, a, b, run(store, "MXFP8", 0.0202, jitter=-1.0))
+    assert all_tied.headline.startswith("FP8_BLOCK, INT8 and MXFP8 are tied: KLD")
+    assert not any("loses most" in reason for reason in all_tied.reasons)
     assert three.table.rows[1][2].endswith(", tied") and not three.table.rows[2][2].endswith("tied")
 
 
