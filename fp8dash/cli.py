@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
-from fp8dash import report, study_files, study_report
+from fp8dash import report, study_evidence, study_files, study_report
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
@@ -89,14 +89,14 @@ def _study(options: argparse.Namespace) -> int:
     question = QUESTIONS[options.question]
     base = Request(model=options.model, corpus=options.corpus, backend=options.backend, device=options.device)
     with _opened() as (store, queue):
-        plan = study_report.plan(store, question.requests(base))
+        plan = study_evidence.plan(store, question.requests(base))
         new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
         run_ids = [*(run.id for run in plan.known), *new]
         print(f"{len(plan.known)} of {len(run_ids)} runs were there already; queued: {' '.join(new) or 'none'}")
         if not options.wait:
             return 0
         status = _wait(store, run_ids, ())
-        found = study_report.evidence(store, question, run_ids, reused=[run.id for run in plan.known])
+        found = study_evidence.of_runs(store, question, run_ids, reused=[run.id for run in plan.known])
         print(study_files.to_markdown(study_report.written(found)))
         return status
 
@@ -141,7 +141,7 @@ def _report(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace) -> int:
     """One study, written up."""
     with _opened() as (store, _):
-        said = study_report.written(study_report.study_evidence(store, options.study))
+        said = study_report.written(study_evidence.of_study(store, options.study))
     if options.parquet:
         _write(options.parquet, report.to_parquet(said.runs))
     else:

@@ -1,61 +1,22 @@
 """A study written up: what its runs answer, by how much, how sure that is, and what cannot be said. No streamlit.
 
-`evidence` reads the store, `written` is a pure function of that; `study_files.py` makes documents of what came out.
-Texts are as people typed them: whoever shows them escapes them.
+Pure functions of what `study_evidence.py` read; `study_files.py` makes documents of what comes out. Texts are as people
+typed them: whoever shows them escapes them.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from db.store import ACTIVE, CANCELLED, FAILED, FINISHED, STATES, Run, Store
-from fp8dash import report
-from fp8dash.choose.presets import preset_of, recipe_from
-from fp8dash.choose.records import Measurement, Request, Sensitivity, Window
-from fp8dash.choose.studies import Question, question_of
+from db.store import ACTIVE, CANCELLED, FAILED, FINISHED
+from fp8dash.choose.records import Sensitivity
 from fp8dash.metrics import DASH, METRICS, heading, shown, signed, three
 from fp8dash.report import Standing, interval
 from fp8dash.stats import FEWEST_WINDOWS, Difference, paired_difference
+from fp8dash.study_evidence import Evidence
 
 NAMED = 4  # recipes that a sentence names, at most
 BY_INTERVAL = "Paired 95 % bootstrap intervals over windows, each pair by itself; tied where it holds zero."
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A question's requests: those that finished or active runs answer already, and those to queue."""
-
-    known: tuple[Run, ...]
-    missing: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that is stored about a study: its question, the runs that answer it, and their rows."""
-
-    question: Question
-    rows: tuple[Standing, ...]
-    reused: frozenset[str]  # runs of other studies
-    missing: tuple[str, ...]  # names of recipes that no run answers
-    windows: dict[str, list[Window]]
-    extras: dict[str, list[Measurement]]
-    parts: dict[str, list[Sensitivity]]
-    unlike: tuple[str, ...]
-
-    @property
-    def active(self) -> int:
-        """How many runs may still change."""
-        return sum(row.state in ACTIVE for row in self.rows)
-
-    @property
-    def finished(self) -> int:
-        """How many runs have their numbers."""
-        return sum(row.state == FINISHED for row in self.rows)
-
-    @property
-    def none_yet(self) -> str:
-        """What is said before there is an answer."""
-        return f"No answer yet: {self.finished} of {len(self.rows) + len(self.missing)} runs have finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,43 +74,6 @@ class Contest:
         return [] if self.is_unsure else [row for row, difference in pairs if difference.is_tie]
 
 
-def plan(store: Store, requests: Sequence[Request]) -> Plan:
-    """What is there of these requests, so that nothing is measured twice."""
-    found = [(request, store.last_like(request)) for request in requests]
-    return Plan(tuple(run for _, run in found if run), tuple(request for request, run in found if run is None))
-
-
-def study_evidence(store: Store, study_id: str) -> Evidence:
-    """What a study has: its own runs, and those of other studies that answer the rest of its question.
-
-    Raises StoreError where there is no such study.
-    """
-    own = store.study_runs(study_id)
-    title = store.studies(ids=[study_id])[0].name
-    question = question_of(title)
-    if question is None or not own:
-        return evidence(store, Question("own", title, "", ()), [run.id for run in own])
-    measured = {run.recipe for run in own}
-    others = [request for request in question.requests(own[0].request) if request.recipe not in measured]
-    reused = [run.id for run in plan(store, others).known]
-    return evidence(store, question, [run.id for run in own] + reused, reused=reused)
-
-
-def evidence(store: Store, question: Question, run_ids: Sequence[str], *, reused: Sequence[str] = ()) -> Evidence:
-    """What these runs say on a question; ids of no run are passed over."""
-    rows = report.standings(store, states=STATES, ids=run_ids)
-    finished = [row for row in rows if row.state == FINISHED]
-    facts = {run.id: run.facts for run in store.runs(ids=run_ids)}
-    wanted = {extra.name for extra in question.extras}
-    have = {row.recipe for row in rows}
-    missing = [text for text in question.recipes if recipe_from(text).text not in have]
-    return Evidence(
-        question, tuple(rows), frozenset(reused), tuple(map(_name, missing)), store.windows(run_ids),
-        store.measurements(run_ids, wanted) if wanted else {}, store.sensitivities(run_ids),
-        report.unlike(finished, [facts[row.run] for row in finished]),
-    )  # fmt: skip
-
-
 def written(found: Evidence) -> WriteUp:
     """The write-up; which numbers decide is the question's."""
     return ANSWERS.get(found.question.metric, _by_windows)(found)
@@ -196,7 +120,7 @@ def _headline(found: Evidence, contest: Contest) -> str:
     """The answer in one sentence, without its full stop."""
     metric = METRICS[found.question.metric]
     if not contest.rows:
-        return found.none_yet
+        return _none_yet(found)
     best, others = contest.rows[0], contest.rows[1:]
     value = f"{metric.title} {shown(metric, getattr(best, metric.name))} {metric.unit}"
     if not others:
@@ -204,6 +128,10 @@ def _headline(found: Evidence, contest: Contest) -> str:
     if contest.is_unsure:
         return f"{best.name} has the lowest {value}, but its windows are too few to tell it from the others"
     return f"{'So far, ' if found.active else ''}{_leader(contest, value)}{_next(contest)}"
+
+
+def _none_yet(found: Evidence) -> str:
+    return f"No answer yet: {found.finished} of {len(found.rows) + len(found.missing)} runs have finished"
 
 
 def _leader(contest: Contest, value: str) -> str:
@@ -273,7 +201,7 @@ def _fastest(contest: Contest) -> str:
 
 
 def _worst(contest: Contest) -> str:
-    if len(contest.rows) < 3:
+    if len(contest.rows) < 3 or contest.behind[-1].is_tie:
         return ""
     last, best = contest.rows[-1], contest.rows[0]
     times = f", {three((last.kld or 0.0) / best.kld)}× the least" if best.kld else ""
@@ -287,14 +215,16 @@ def _limits(found: Evidence, contest: Contest, others: Sequence[Standing]) -> tu
         count = contest.rows[0].windows
         said.append(f"{count} windows give no interval: {FEWEST_WINDOWS} at least are needed. Queue more of them.")
     if others:
-        said.append(f"Not ranked with the rest: {_listed([row.name for row in others])}.")
+        unlike = {row.backend for row in others} != {contest.rows[0].backend}
+        advice = " The backend “emulated” takes every recipe." if unlike else ""
+        said.append(f"Not ranked with the rest: {_listed([row.name for row in others])}.{advice}")
     said += found.unlike
     metric = METRICS[found.question.metric]
     bare = [row for row in found.rows if row.state == FINISHED and not row.is_baseline and not _known(row, metric.name)]
     if bare:
         said.append(f"{_listed([row.name for row in bare])}: no {metric.title}, or one that is not a number.")
     if contest.rows and all(row.gemm_speedup is None for row in contest.rows):
-        said.append("No native kernel was timed here: quality is exact, speed is not known.")
+        said.append("No native kernel was timed here: speed is not known.")
     return (*said, *_scope(contest.rows))
 
 
@@ -381,7 +311,7 @@ def _by_parts(found: Evidence) -> WriteUp:
 
 def _parts_headline(found: Evidence, rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]]) -> str:
     if not rows:
-        return found.none_yet
+        return _none_yet(found)
     worst = {row.name: ranked[row.run][0] for row in rows}
     if len(groups := {part.group for part in worst.values()}) == 1:
         where = f"in {rows[0].name}" if len(rows) == 1 else f"in all {len(rows)} recipes"
@@ -421,10 +351,6 @@ def _parts_table(rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]])
 
 def _part_bar(row: Standing, part: Sensitivity) -> Bar:
     return Bar(f"{row.name}, {part.group}", part.alone_kld, None, None, row.recipe, row.backend)
-
-
-def _name(text: str) -> str:
-    return preset_of(recipe_from(text)) or text
 
 
 def _listed(names: Sequence[str]) -> str:

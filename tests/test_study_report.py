@@ -10,12 +10,13 @@ from sqlalchemy import update
 
 from db.store import Store
 from db.tables import RunTable
-from fp8dash import report, study_report
+from fp8dash import report
 from fp8dash.choose.records import Request, Sensitivity
 from fp8dash.choose.studies import QUESTIONS, Question
 from fp8dash.errors import StoreError
+from fp8dash.study_evidence import of_runs, of_study, plan
 from fp8dash.study_files import to_csv, to_html, to_markdown
-from fp8dash.study_report import evidence, plan, study_evidence, written
+from fp8dash.study_report import written
 from tests.seed import HOSTILE, fill
 from tests.test_report import finished
 
@@ -30,7 +31,7 @@ def run(store, recipe, kld, *, windows=8, jitter=1.0, **more):
 
 
 def said(store, *run_ids, question=ASKED):
-    return written(evidence(store, question, run_ids))
+    return written(of_runs(store, question, run_ids))
 
 
 def test_a_winner_is_named_with_the_paired_interval_to_the_next(store):
@@ -49,6 +50,9 @@ def test_a_tie_is_called_a_tie_and_the_next_is_beyond_it(store):
     three = said(store, a, b, run(store, "FP8_TENSOR", 0.05))
     assert three.headline.startswith("FP8_BLOCK and INT8 are tied for the least loss: KLD 0.0200 to 0.0201 nats")
     assert "next is FP8_TENSOR, +0.0300 [" in three.headline
+    all_tied = said(store, a, b, run(store, "MXFP8", 0.0202, jitter=-1.0))
+    assert all_tied.headline.startswith("FP8_BLOCK, INT8 and MXFP8 are tied: KLD")
+    assert not any("loses most" in reason for reason in all_tied.reasons)
     assert three.table.rows[1][2].endswith(", tied") and not three.table.rows[2][2].endswith("tied")
 
 
@@ -93,7 +97,7 @@ def test_backends_are_not_ranked_together(store):
     ids = [run(store, "FP8_BLOCK", 0.02), run(store, "INT8", 0.03), run(store, "FP8_TENSOR", 0.001, backend="native")]
     found = said(store, *ids)
     assert found.headline.startswith("FP8_BLOCK loses least")
-    assert "Not ranked with the rest: FP8_TENSOR." in found.limits
+    assert "Not ranked with the rest: FP8_TENSOR. The backend “emulated” takes every recipe." in found.limits
     assert any(limit.startswith("Different backends: emulated, native") for limit in found.limits)
 
 
@@ -110,7 +114,7 @@ def test_a_study_takes_in_identical_runs_of_other_studies_and_nothing_else(store
     found = plan(store, question.requests(base))
     assert {r.id for r in found.known} == {ids["BF16"], ids["MXFP8"]} and len(found.missing) == 5
     new = store.add_runs(found.missing, owner="me", study=question.question)
-    told = study_evidence(store, store.run(new[0]).study_id)
+    told = of_study(store, store.run(new[0]).study_id)
     assert told.reused == {ids["BF16"], ids["MXFP8"]} and not told.missing
     assert {row.run for row in told.rows} == {*new, ids["BF16"], ids["MXFP8"]}
     assert plan(store, question.requests(base)).missing == ()
@@ -119,7 +123,7 @@ def test_a_study_takes_in_identical_runs_of_other_studies_and_nothing_else(store
 
 def test_the_seeded_study_is_answered(store):
     ids = fill(store)
-    found = written(study_evidence(store, store.run(ids["MXFP8"]).study_id))
+    found = written(of_study(store, store.run(ids["MXFP8"]).study_id))
     assert found.headline.startswith("MXFP8 loses least: KLD 0.0172 nats; next is FP8_BLOCK, +0.00600 [+0.00")
     assert any(reason.startswith("Perplexity cannot tell it from FP8_BLOCK") for reason in found.reasons)
 
@@ -156,7 +160,7 @@ def hostile(store):
     with store.session() as session:
         bad = '<img src=x onerror="alert(1)">\n# heading | cell'
         session.execute(update(RunTable).where(RunTable.id == made).values(state="failed", error=bad, request_key=None))
-    return written(study_evidence(store, study))
+    return written(of_study(store, study))
 
 
 def test_html_shows_what_was_typed_letter_for_letter_and_asks_for_nothing(hostile):
@@ -195,4 +199,4 @@ def test_the_csv_is_the_leaderboards_and_runs_no_formula(hostile):
 
 def test_an_unknown_study_is_a_sentence(store: Store) -> None:
     with pytest.raises(StoreError, match="There is no study nope"):
-        study_report.study_evidence(store, "nope")
+        of_study(store, "nope")

@@ -8,14 +8,15 @@ import pandas as pd
 import streamlit as st
 
 from db.store import FINISHED, STATES, Run, Study, Worker
-from fp8dash import study_files, study_report
+from fp8dash import study_evidence, study_files, study_report
 from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.records import DEFAULT_MEASURES, Request
 from fp8dash.choose.scaling import RULES, TILES
 from fp8dash.choose.studies import QUESTIONS, Grid, Question, question_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
-from fp8dash.study_report import Evidence, Plan, WriteUp
+from fp8dash.study_evidence import Evidence, Plan
+from fp8dash.study_report import WriteUp
 from fp8dash.ui import charts
 from fp8dash.ui.frame import Frame, alive, device_of, draw, guarded, query_ids, say_error, worker_line, zone
 from fp8dash.ui.words import lasted, listed, many, moment, plain
@@ -31,10 +32,10 @@ LINKED = "question"  # and `runs`: an answer that needed no study of its own
 def page(frame: Frame) -> None:
     """One study's answer, or the questions and all studies."""
     if study_id := st.query_params.get("study", ""):
-        _answer(frame, lambda: study_report.study_evidence(frame.store, study_id))
+        _answer(frame, lambda: study_evidence.of_study(frame.store, study_id))
     elif runs := query_ids("runs"):
         asked = _asked(st.query_params.get(LINKED, ""))
-        _answer(frame, lambda: study_report.evidence(frame.store, asked, runs, reused=runs))
+        _answer(frame, lambda: study_evidence.of_runs(frame.store, asked, runs, reused=runs))
     else:
         _index(frame)
 
@@ -108,7 +109,7 @@ def _card(frame: Frame, question: Question, base: Request, owner: str, usual: fl
 def _queue(frame: Frame, question: Question, base: Request, owner: str, usual: float | None) -> None:
     """What a click does, and the click."""
     try:
-        plan = study_report.plan(frame.store, question.requests(base))
+        plan = study_evidence.plan(frame.store, question.requests(base))
     except Fp8dashError as error:
         say_error(error)
         return
