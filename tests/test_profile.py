@@ -28,7 +28,7 @@ from fp8dash.choose.records import (
 )
 from fp8dash.errors import NotFinite
 from fp8dash.measure.corpora import cut_windows, load_corpus
-from fp8dash.measure.profile import CASTS, WINDOWS, Sums, ladder, profile
+from fp8dash.measure.profile import CASTS, WINDOWS, Inputs, Sums, ladder, profile
 from fp8dash.metrics import three
 from fp8dash.pipeline import STAGES as WALKED
 from fp8dash.pipeline import run_stages
@@ -116,7 +116,6 @@ def test_a_tensor_looked_at_in_parts_is_the_same(monkeypatch):
     whole.add(x)
     monkeypatch.setattr("fp8dash.measure.profile.BLOCK", 100)
     parts.add(x[:20])
-    parts.add(x[20:20])
     parts.add(x[20:])
     assert whole.profile("", WEIGHT) == parts.profile("", WEIGHT)
 
@@ -177,6 +176,17 @@ def test_few_windows_are_read_whatever_is_given_and_no_hook_stays(loaded, window
     found, _, _ = profiled(loaded.model, windows.repeat(3, 1))
     assert found[LAYER, ACTIVATION].rows == WINDOWS * windows.shape[1]
     assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+
+
+def test_layers_that_read_one_tensor_are_counted_once_until_it_is_written_to():
+    inputs, x = Inputs(), torch.ones(2, 3)
+    inputs.see("q", x)
+    inputs.see("k", x.view(2, 3))
+    x.mul_(4)
+    inputs.see("v", x)
+    found = {name: sums.profile("", ACTIVATION) for name, sums in inputs.by_name.items()}
+    assert found["q"] == found["k"] and (found["k"].amax, found["v"].amax) == (1.0, 4.0)
+    assert inputs.by_name["q"] is not inputs.by_name["k"]
 
 
 def test_shares_below_a_magnitude_are_exact_at_powers_of_two_and_bounds_between():
@@ -260,7 +270,7 @@ def test_the_page_names_the_widest_activation_first(installed):
     )
     assert "E4M3 per tensor flushes" in title
     assert app.selectbox("tensors_layer_" + run_id).value == widest.name
-    assert "becomes zero, below half the smallest code; none lies beyond the largest code" in said(app)
+    assert "is below half the smallest code and so becomes zero; none lies beyond the largest code" in said(app)
     assert len(app.get("plotly_chart")) >= 3
     assert list(app.dataframe[-1].value["Scales"][:5]) == ["tensor", "row", "128x128", "1x128", "1x32/rceil"]
 
@@ -270,7 +280,7 @@ def test_a_link_chooses_run_layer_format_and_scale(installed):
     app = opened("tensors", run=run_id, layer="lm_head", format="INT8", scale="1.0")
     assert not app.exception and not app.error
     assert plain("lm_head") in app.header[0].value and app.header[0].value.endswith("INT8")
-    assert "100 % of its non-zero elements becomes zero" in said(app)  # weights of 0.02 under a scale of 1
+    assert "100 % of its non-zero elements is below half" in said(app)  # weights of 0.02 under a scale of 1
     app.selectbox("tensors_layer_" + run_id).set_value(LAYER).run()
     assert app.query_params["layer"] == LAYER and plain(LAYER) in app.header[0].value
 

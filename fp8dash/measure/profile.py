@@ -66,8 +66,8 @@ class Sums:
         self.exponents, self.amaxes = torch.zeros(256, dtype=torch.int64), torch.zeros(self.cols)
 
     def add(self, x: Tensor) -> None:
-        """Adds a [rows, cols] tensor; raises NotFinite."""
-        for block in torch.split(x, max(1, BLOCK // self.cols)) if len(x) else ():
+        """Adds a [rows, cols] tensor of at least one row; raises NotFinite."""
+        for block in torch.split(x, max(1, BLOCK // self.cols)):
             size = block.detach().to(torch.float32, copy=True).abs_()
             fields = (size.view(torch.int32) >> FRACTION_BITS).flatten()
             counts = torch.bincount(fields, minlength=256).cpu()
@@ -80,6 +80,14 @@ class Sums:
             self.rows += len(block)
             self.square += float(size.square().sum(dtype=torch.float64))
             self.amaxes = torch.maximum(self.amaxes, size.amax(0).cpu())
+
+    def merge(self, other: "Sums") -> None:
+        """Adds another's sums of as many columns."""
+        self.rows, self.zeros, self.square = (
+            self.rows + other.rows, self.zeros + other.zeros, self.square + other.square,
+        )  # fmt: skip
+        self.exponents += other.exponents
+        self.amaxes = torch.maximum(self.amaxes, other.amaxes)
 
     @property
     def histogram(self) -> tuple[int, ...]:
@@ -105,37 +113,54 @@ class Sums:
         )
 
 
+class Inputs:
+    """What is counted of Linears' inputs; of those that read one tensor, as q, k and v do, it is counted once."""
+
+    def __init__(self) -> None:
+        """Starts from nothing."""
+        self.by_name: dict[str, Sums] = {}
+        self._last: tuple[Tensor, int, Sums] | None = None  # held, so that its memory is nobody else's meanwhile
+
+    def see(self, name: str, x: Tensor) -> None:
+        """Adds a pass's [rows, cols] input of one Linear; raises NotFinite."""
+        if not self._last or not _is_same(self._last[0], x) or self._last[1] != x._version:
+            self._last = x, x._version, counted(f"the input of {name}", x)
+        self.by_name.setdefault(name, Sums(x.shape[1])).merge(self._last[2])
+
+
 def profile(model: Any, windows: Tensor) -> Iterator[Progress | TensorProfile | LadderPoint | Measurement]:
     """Progress, a TensorProfile of every Linear's weight and input, LadderPoints of a few, and the medians.
 
     Takes a frozen model in evaluation mode and [count, L] token ids, of which the first few windows are used. Raises
     NotFinite, naming the layer.
     """
-    few, linears = windows[:WINDOWS], dict(_linears(model))
-    steps = len(few) + 2
-    weights: dict[str, Sums] = {}
-    for name, module in linears.items():
-        yield Progress("profile", 0, steps, f"weight {len(weights) + 1} of {len(linears)}")
-        weights[name] = _counted(name, module.weight)
-    inputs = {name: Sums(module.in_features) for name, module in linears.items()}
+    few, names = windows[:WINDOWS], [name for name, _ in _linears(model)]
+    steps, weights, inputs = len(few) + 2, dict[str, Sums](), Inputs()
+    for name, module in _linears(model):
+        yield Progress("profile", 0, steps, f"weight {len(weights) + 1} of {len(names)}")
+        weights[name] = counted(f"{name}.weight", module.weight)
     for index, ids in enumerate(few):
         yield Progress("profile", index + 1, steps, f"window {index + 1} of {len(few)}")
-        forward(model, ids, lambda name, x: _add(inputs[name], name, x))
-    seen = {name: sums for name, sums in inputs.items() if sums.rows}  # a model may have Linears that no text reaches
+        forward(model, ids, inputs.see)
+    seen = {name: inputs.by_name[name] for name in names if name in inputs.by_name}  # no text may reach an expert
     found = [sums.profile(name, WEIGHT) for name, sums in weights.items()]
     found += [sums.profile(name, ACTIVATION) for name, sums in seen.items()]
     yield from found
     yield Progress("profile", steps - 1, steps, "formats and tiles, one Linear a projection")
-    chosen = widest(found)
-    read: dict[str, Tensor] = {}
-    forward(model, few[0], lambda name, x: read.update({name: x.clone()}) if name in chosen and len(x) else None)
-    head = model.get_output_embeddings()
-    for name in chosen:
-        if linears[name] is not head:  # large, and kept by nearly every recipe
-            yield from ladder(name, WEIGHT, linears[name].weight, weights[name].outlier_columns())
-        if name in read:  # an expert may be out of the first window's reach
-            yield from ladder(name, ACTIVATION, read[name], seen[name].outlier_columns())
+    yield from _ladders(model, few[0], {name: (weights[name], seen[name]) for name in widest(found)})
     yield from _medians(found)
+
+
+def _ladders(model: Any, ids: Tensor, chosen: Mapping[str, tuple[Sums, Sums]]) -> Iterator[LadderPoint]:
+    """The ladders of the chosen Linears, whose weight and input were counted; inputs over ids [L]."""
+    read: dict[str, Tensor] = {}
+    forward(model, ids, lambda name, x: read.update({name: x.clone()}) if name in chosen else None)
+    for name, (weight, inputs) in chosen.items():
+        module = model.get_submodule(name)
+        if module is not model.get_output_embeddings():  # large, and kept by nearly every recipe
+            yield from ladder(name, WEIGHT, module.weight, weight.outlier_columns())
+        if name in read:  # a few tokens may reach an expert that these do not
+            yield from ladder(name, ACTIVATION, read[name], inputs.outlier_columns())
 
 
 @torch.no_grad()
@@ -189,25 +214,27 @@ def _told(model: Any, tell: Callable[[str, Tensor], None]) -> Iterator[None]:
 
 
 def _telling(name: str, tell: Callable[[str, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    return lambda _module, args: tell(name, args[0].reshape(-1, args[0].shape[-1]))
+    """A hook before a Linear; an input without a token, as an expert's may be, is not told."""
+    return lambda _module, args: tell(name, args[0].reshape(-1, args[0].shape[-1])) if args[0].numel() else None
 
 
 def _linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
-def _counted(name: str, weight: Tensor) -> Sums:
-    sums = Sums(weight.shape[1])
-    _add(sums, f"{name}.weight", weight)
-    return sums
-
-
-def _add(sums: Sums, name: str, x: Tensor) -> None:
+def counted(what: str, x: Tensor) -> Sums:
+    """What is counted of a [rows, cols] tensor; raises NotFinite, naming it."""
+    sums = Sums(x.shape[1])
     try:
         sums.add(x)
     except NotFinite as error:
-        what = "" if name.endswith(".weight") else "the input of "
-        raise NotFinite(f"{what}{name} {error}: the model overflows in bfloat16, or is damaged.") from error
+        raise NotFinite(f"{what} {error}: the model overflows in bfloat16, or is damaged.") from error
+    return sums
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """True where both are the same memory, seen alike."""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _medians(found: list[TensorProfile]) -> Iterator[Measurement]:

@@ -127,7 +127,8 @@ def _shares(profile: TensorProfile, grid: Grid) -> str:
     lost = "none lies beyond the largest code" if fits else f"{_range(*beyond)} lies beyond the largest code"
     zeros = f", {percent(profile.zeros / (profile.rows * profile.cols))} exact zeros" if profile.zeros else ""
     wide = f"amax {three(profile.amax)}, RMS {three(profile.rms)}, {three(profile.spread)} times as much{zeros}"
-    return f"{wide}. {_range(low, high)} of its non-zero elements becomes zero, below half the smallest code; {lost}."
+    small = f"{_range(low, high)} of its non-zero elements is below half the smallest code and so becomes zero"
+    return f"{wide}. {small}; {lost}."
 
 
 def _range(low: float, high: float) -> str:
