@@ -22,8 +22,8 @@ from fp8dash.stats import paired_difference
 BASELINE = "BF16"  # the preset that casts nothing
 BASELINE_BACKEND = "baseline"
 COPIED = (  # the measurements that a row repeats, by the names of its columns
-    "ppl", "ln_ppl_diff", "ln_ppl_diff_low", "ln_ppl_diff_high", "kld", "kld_low", "kld_high", "top1", "needle",
-    "gemm_speedup", "bits_per_weight", "coverage", "model_bytes", "weight_sqnr_db",
+    "ppl", "ln_ppl_diff", "ln_ppl_diff_low", "ln_ppl_diff_high", "kld", "kld_low", "kld_high", "kld_noise_floor",
+    "top1", "needle", "gemm_speedup", "bits_per_weight", "coverage", "model_bytes", "weight_sqnr_db",
 )  # fmt: skip
 LARGEST = 1e308  # what is beyond is infinite, and never ranks
 SORTS = ("kld", "ln_ppl_diff", "top1", "ppl", "needle", "gemm_speedup", "bits_per_weight", "model_bytes", "finished")
@@ -49,6 +49,7 @@ class Standing:
     kld: float | None = None
     kld_low: float | None = None
     kld_high: float | None = None
+    kld_noise_floor: float | None = None  # of the baseline: its own weights in float32
     top1: float | None = None
     needle: float | None = None
     gemm_speedup: float | None = None
@@ -80,6 +81,12 @@ class Standing:
     def is_baseline(self) -> bool:
         """True for the unquantized run."""
         return self.preset == BASELINE
+
+    @property
+    def is_within_noise(self) -> bool:
+        """True where the KLD's interval reaches down to the noise floor: rounding alone may do as much."""
+        known = self.kld_low is not None and self.kld_noise_floor is not None
+        return known and not self.is_baseline and (self.kld_low or 0.0) <= (self.kld_noise_floor or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,7 @@ class Group:
     windows: int
     window_length: int
     device: str | None
+    method: str = ""  # of the quality numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,8 @@ def stand(session: Session, run_id: str) -> None:
         klds = session.scalars(select(WindowTable.kld).where(WindowTable.run_id == run_id).order_by(WindowTable.index))
         values |= kld_bounds(klds.all())
     method = found["kld"].method if "kld" in found else ""
-    changed = {"backend": run.backend, "device": run.device, **_request_columns(run, method)}
+    read = int(found["scored_windows"].value or 0) if "scored_windows" in found else None  # fewer where a run stopped
+    changed = {"backend": run.backend, "device": run.device, **_request_columns(run, method, read)}
     changed["finished_at"] = run.finished_at if run.state == "finished" else None
     for column, value in (values | changed).items():
         setattr(row, column, value)
@@ -236,7 +245,7 @@ def groups(session: Session) -> list[Group]:
     return [
         Group(
             row.group_key, row.backend or "", size, _iso(newest), row.model, row.corpus, row.windows,
-            row.window_length, row.device,
+            row.window_length, row.device, row.method,
         )
         for size, newest, row in session.execute(query)
     ]  # fmt: skip
@@ -328,9 +337,9 @@ def _standing(row: Any, state: str = "finished", error: str | None = None, rank:
     )  # fmt: skip
 
 
-def _request_columns(run: RunTable, method: str) -> dict[str, Any]:
-    """What the request says of how it measures, and the group that follows from it."""
-    windows, length = int(run.request["windows"]), int(run.request["window_length"])
+def _request_columns(run: RunTable, method: str, read: int | None = None) -> dict[str, Any]:
+    """What the request says of how it measures, how many windows were read, and the group that follows from it."""
+    windows, length = read or int(run.request["windows"]), int(run.request["window_length"])
     parts = (run.model_hash or run.model, run.corpus_hash or run.corpus, windows, length, method, run.device)
     return {"windows": windows, "window_length": length, "method": method, "group_key": group_key(parts)}
 

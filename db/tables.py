@@ -139,6 +139,7 @@ class StandingTable(Base):
     kld: Mapped[float | None] = mapped_column(Float)
     kld_low: Mapped[float | None] = mapped_column(Float)  # the 95 % interval over windows
     kld_high: Mapped[float | None] = mapped_column(Float)
+    kld_noise_floor: Mapped[float | None] = mapped_column(Float)
     top1: Mapped[float | None] = mapped_column(Float)
     needle: Mapped[float | None] = mapped_column(Float)
     gemm_speedup: Mapped[float | None] = mapped_column(Float)

@@ -21,6 +21,7 @@ from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
 from fp8dash.choose.studies import QUESTIONS
+from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
@@ -342,6 +343,12 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
     parser.add_argument("--device", default=default.device)
     parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--convention", choices=CONVENTIONS, default=default.convention, help="of perplexity’s windows")
+    parser.add_argument("--stride", type=int, default=default.stride, help="tokens, of strided windows")
+    parser.add_argument("--bos", choices=BOS, default=default.bos)
+    parser.add_argument(
+        "--until", type=float, default=default.until, help="nats: stop once Δ ln PPL’s 95%% interval is ± this narrow"
+    )
     parser.add_argument(
         "--sensitivity", choices=GRANULARITIES, default=default.sensitivity, help="what is cast at once"
     )

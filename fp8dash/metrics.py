@@ -32,7 +32,7 @@ METRICS = {
         Metric("kld", "KLD", "nats", LOWER, KLD_HELP),
         Metric("ln_ppl_diff", "Δ ln PPL", "nats", LOWER, "ln PPL minus the baseline's, same windows.", signed=True),
         Metric("top1", "Top-1", "share", HIGHER, "Share of tokens whose likeliest successor is the baseline's.", ".3f"),
-        Metric("ppl", "PPL", "", LOWER, "Token perplexity over disjoint windows.", "#.4g"),
+        Metric("ppl", "PPL", "", LOWER, "Token perplexity; its method says over which windows.", "#.4g"),
         Metric("needle", "Needle", "share", HIGHER, "Share of hidden numbers that came back.", ".3f"),
         Metric("gemm_speedup", "GEMM speed-up", "× BF16", HIGHER, SPEEDUP_HELP, ".2f"),
         Metric("bits_per_weight", "Bits/weight", "bits", LOWER, "Bits of a cast weight, scales included.", ".2f"),

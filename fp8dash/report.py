@@ -10,7 +10,7 @@ import io
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,7 @@ from db.store import FINISHED, STATES, Store
 from fp8dash.choose.records import LOWER, NEITHER, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, METRICS, Metric, heading, shown, signed
-from fp8dash.stats import SPEED_TIE, mcnemar, paired_difference
+from fp8dash.stats import SPEED_TIE, Difference, mcnemar, paired_difference, pairs, told_apart, windows_to_settle
 
 PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: what bears on its numbers
     "versions of fp8dash": lambda facts: facts.get("versions", {}).get("fp8dash"),
@@ -38,9 +38,12 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Standing))
 UNITS = {  # of the columns, as they are stored: in the CSV's header and the Parquet file's fields
     **{name: metric.unit if metric.per == 1 else "bytes" for name, metric in METRICS.items() if metric.unit},
     "ln_ppl_diff_low": "nats", "ln_ppl_diff_high": "nats", "kld_low": "nats", "kld_high": "nats",
+    "kld_noise_floor": "nats",
     "window_length": "tokens", "created": "UTC", "finished": "UTC", "note_at": "UTC",
 }  # fmt: skip
 MOMENTS = ("created", "finished", "note_at")
+BY_WINDOW = {"kld": "kld", "ln_ppl_diff": "nll", "ppl": "nll", "top1": "top1"}  # metrics, and a window's field of each
+MOST_WINDOWS = 100_000  # that a request may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +186,58 @@ def _verdict(
         return Verdict(metric, values, (), "" if len(known) == len(rows) else "not measured for every run")
     sign = 1 if metric.better == LOWER else -1
     lead = min(known, key=lambda i: sign * values[i])
-    best = [i for i in known if i == lead or _tied(metric, rows[lead], rows[i], windows, needles)]
-    note = "tied" if len(best) > 1 else ""
+    if metric.name in BY_WINDOW:
+        others = [rows[i] for i in known if i != lead and values[i] != values[lead]]
+        apart, more = leading(rows[lead], others, windows, BY_WINDOW[metric.name])
+        best, note = [i for i in known if rows[i].run not in apart], settling(more)
+    else:
+        best, note = [i for i in known if i == lead or _tied(metric, rows[lead], rows[i], needles)], ""
+    note = f"tied{note}" if len(best) > 1 else ""
     return Verdict(metric, values, tuple(sorted(best)), note)
 
 
-def _tied(
-    metric: Metric,
-    a: Standing,
-    b: Standing,
-    windows: dict[str, list[Window]],
-    needles: dict[str, list[NeedleCell]],
-) -> bool:
+def leading(
+    leader: Standing, others: Sequence[Standing], windows: Mapping[str, Sequence[Window]], field: str
+) -> tuple[set[str], int | None]:
+    """The runs that differ from the leader, all of them with 95 % together, and how many windows would settle the rest.
+
+    Windows are paired where text, cut and method are the same; runs that share none differ.
+    """
+    found = {row.run: _difference(leader, row, windows, field) for row in others}
+    known = {run: difference for run, difference in found.items() if difference}
+    fallen = dict(zip(known, told_apart(list(known.values())), strict=True))
+    apart = {run for run in found if fallen.get(run, True)}
+    tied = [windows_to_settle(known[run], family=pairs(len(known) + 1)) for run in found if run not in apart]
+    return apart, max((more for more in tied if more is not None), default=None)
+
+
+def settling(more: int | None) -> str:
+    """What a tie needs, to be said after it.
+
+    >>> settling(1204), settling(10**7), settling(None)
+    ('; about 1,204 more windows would settle it', '; more than 100,000 windows would be needed to settle it', '')
+    """
+    if not more:
+        return ""
+    if more > MOST_WINDOWS:
+        return f"; more than {MOST_WINDOWS:,} windows would be needed to settle it"
+    return f"; about {more:,} more windows would settle it"
+
+
+def _difference(a: Standing, b: Standing, windows: Mapping[str, Sequence[Window]], field: str) -> Difference | None:
+    """Of the windows that both runs read; None where they read none alike."""
+    alike = (a.corpus, a.window_length, a.method) == (b.corpus, b.window_length, b.method)
+    shared = list(zip(windows.get(a.run, ()), windows.get(b.run, ()), strict=False)) if alike else []
+    if not shared:
+        return None
+    ours, theirs = ([getattr(window, field) for window in side] for side in zip(*shared, strict=True))
+    return paired_difference(theirs, ours, weights=[window.tokens for window, _ in shared])
+
+
+def _tied(metric: Metric, a: Standing, b: Standing, needles: dict[str, list[NeedleCell]]) -> bool:
     left, right = getattr(a, metric.name), getattr(b, metric.name)
     if left == right:
         return True
-    if metric.name in ("kld", "ln_ppl_diff", "ppl", "top1"):
-        field = {"ln_ppl_diff": "nll", "ppl": "nll"}.get(metric.name, metric.name)
-        ours = [getattr(w, field) for w in windows[a.run]]
-        theirs = [getattr(w, field) for w in windows[b.run]]
-        return len(ours) == len(theirs) > 0 and a.corpus == b.corpus and paired_difference(ours, theirs).is_tie
     if metric.name == "needle":
         hits = [{c.key: c.score >= 1 for c in needles[row.run]} for row in (a, b)]
         shared = sorted(set(hits[0]) & set(hits[1]))

@@ -16,6 +16,7 @@ RESAMPLES = 4_000
 CONFIDENCE = 0.95
 FEWEST_WINDOWS = 4  # below this an interval says nothing
 MOST_UNITS = 256  # resampled; more windows than this are first joined to neighbours, which keeps their correlation
+ROUNDING = 1e-12  # relative: differences that vary less than this are all the same
 STIFFEST = 0.9  # of a lag-1 correlation that is believed: beyond it the windows are one
 POWER = 0.8  # the chance with which as many windows as are named settle a difference that stays as it is
 FIRST_LOOK = 8  # windows before a run may stop early
@@ -68,7 +69,7 @@ def paired_difference(
     pulls = masses / masses.mean() * (deltas - mean)
     widening = _widening(pulls) if neighbours else 1.0
     spread = float(pulls.std(ddof=1)) * widening * math.sqrt(len(ours) / n)
-    if not pulls.any():
+    if np.abs(pulls).max() <= ROUNDING * np.abs(deltas).max():
         return Difference(mean, mean, mean, float(mean == 0.0), len(ours))
     error, critical = float(pulls.std(ddof=1)) / math.sqrt(n), t_quantile((1 + confidence) / 2, n - 1)
     below, above = (
@@ -130,22 +131,24 @@ def _widening(pulls: Floats) -> float:
     return math.sqrt((1 + lag) / (1 - lag))
 
 
-def windows_to_settle(found: Difference) -> int | None:
+def windows_to_settle(found: Difference, *, family: int = 1) -> int | None:
     """How many more windows would settle a tie with a chance of 80 %, were the difference to stay as it is.
 
-    0 where there is no tie; None where nothing can be said, as between runs without any difference.
+    0 where there is no tie; None where nothing can be said, as between runs without any difference. `family` counts
+    the comparisons that are to hold with 95 % together.
 
     >>> windows_to_settle(Difference(0.01, -0.01, 0.03, p=0.3, windows=8, spread=0.025))
     43
     """
-    if not found.is_tie:
+    level = 1 - (1 - CONFIDENCE) / family
+    if found.p <= 1 - level:
         return 0
     if found.low is None or not found.mean or not found.spread:
         return None
     wished = abs(found.mean) / found.spread  # in standard deviations of a window
     power, n = NormalDist().inv_cdf(POWER), max(found.windows, FEWEST_WINDOWS)
     for _ in range(8):  # the t quantile hardly depends on n: this converges at once
-        tail = t_quantile(0.5 + CONFIDENCE / 2, min(n, MOST_UNITS) - 1)
+        tail = t_quantile(0.5 + level / 2, min(n, MOST_UNITS) - 1)
         n = max(math.ceil(((tail + power) / wished) ** 2), FEWEST_WINDOWS)
     return max(1, n - found.windows)
 
@@ -173,13 +176,18 @@ def look_confidence(windows: int) -> float:
     return 1 - (1 - CONFIDENCE) / len(looks(windows))
 
 
-def told_apart(leader: Sequence[float], others: Sequence[Sequence[float]], *, seed: int = 0) -> list[bool]:
-    """Which of the others differ from the leader, over the same windows, with 95 % for all of them together.
+def pairs(count: int) -> int:
+    """How many pairs so many runs make: what a leader that these very numbers picked is judged among.
 
-    The leader was picked by these very numbers, so the family is all pairs, not those with the leader alone.
+    >>> pairs(2), pairs(8)
+    (1, 28)
     """
-    found = [paired_difference(other, leader, seed=seed) for other in others]
-    return holm([difference.p for difference in found], family=(len(others) + 1) * len(others) // 2)
+    return count * (count - 1) // 2
+
+
+def told_apart(found: Sequence[Difference]) -> list[bool]:
+    """Which runs differ from their leader, given each one's difference from it; 95 % for all of them together."""
+    return holm([difference.p for difference in found], family=pairs(len(found) + 1))
 
 
 def holm(p_values: Sequence[float], *, family: int = 0) -> list[bool]:

@@ -170,6 +170,20 @@ def test_window_differences_say_mean_and_interval() -> None:
     assert figure.data[1].y[0] == pytest.approx(0.035) and figure.data[1].error_y.array[0] > 0
 
 
+def test_the_noise_floor_is_a_line_where_it_is_in_sight_and_said_where_it_is_not() -> None:
+    near = [standing(kld=0.03, kld_noise_floor=0.02), standing("MXFP8", kld=0.01, kld_noise_floor=0.02)]
+    far = [standing(kld=0.03, kld_noise_floor=0.0001)]
+    for rows, lines, text in ((near, 1, "0.0200 nats"), (far, 0, "0.000100 nats ↓"), ([standing()], 0, "")):
+        figure = charts.quality_scatter(rows, SIZE, front=[], intervals={})
+        said = [a.text for a in figure.layout.annotations if a.text.startswith("BF16 against float32")]
+        level = [shape for shape in figure.layout.shapes if shape.y0 == shape.y1 and shape.y0 not in (0, 1)]
+        assert len(level) == lines and (said == [f"BF16 against float32: {text}"] if text else not said)
+    windows = [Window(i, 511, 3.0, 3.0, 0.02 + 0.001 * i, 0.9) for i in range(8)]
+    for field, lines in (("kld", 1), ("nll", 0)):
+        figure = charts.window_differences({"a": windows}, {"a": charts.look("w=int8/row", "native")}, field, 0.021)
+        assert sum(a.text.startswith("BF16 against") for a in figure.layout.annotations) == lines
+
+
 def test_layers_outside_the_blocks_are_drawn_too() -> None:
     layers = [
         Layer("model.layers.0.mlp.up_proj", 8, 8, "int8/row", "native", "", 8.0, 30.0),

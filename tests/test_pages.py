@@ -13,10 +13,12 @@ from streamlit.testing.v1 import AppTest
 
 from db.standings import stand
 from db.store import ROW_TABLES, Run, Store, row_values
-from db.tables import RunTable, StandingTable, WorkerTable
+from db.tables import MeasurementTable, RunTable, StandingTable, WorkerTable
 from fp8dash import places
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.records import Measurement, Row, TaskItem
+from fp8dash.choose.windows import Reading
+from fp8dash.metrics import DASH
 from fp8dash.ui import leaderboard
 from fp8dash.ui.frame import INTERNAL
 from fp8dash.ui.words import plain
@@ -204,6 +206,39 @@ def test_preset_cards_are_queued_as_one_study(store: Store) -> None:
     runs = queued(store)
     assert {run.preset for run in runs} == {"FP8_DYNAMIC", "MXFP8", "INT8"}
     assert {(run.owner, run.study) for run in runs} == {("ada", "FP8_DYNAMIC, MXFP8 and INT8")}
+
+
+def test_how_perplexity_is_read_is_chosen_and_a_stride_only_where_windows_overlap(store: Store) -> None:
+    app = opened("new_run", owner="ada")
+    assert app.number_input("new_run_new_stride").disabled
+    app.selectbox("new_run_new_convention").set_value("strided")
+    app.selectbox("new_run_new_bos").set_value("bos")
+    app.number_input("new_run_new_until").set_value(0.002).run()
+    app.number_input("new_run_new_stride").set_value(128).run()
+    app.button("new_run_new_submit").click().run()
+    (run,) = queued(store)
+    assert (run.request.reading, run.request.until) == (Reading("strided", 128, "bos"), 0.002)
+    again = opened("new_run", **{"from": run.id})
+    assert again.number_input(f"new_run_{run.id}_stride").value == 128
+    assert "strided by 128, BOS, until ±0.002 nats" in said(opened("runs", run=run.id))
+
+
+def test_a_runs_page_lists_the_divergence_of_its_tokens(store: Store, ids: dict[str, str]) -> None:
+    run = ids["MXFP8"]
+    numbers = {"kld_low": ("", 0.001), "kld_noise_floor": ("", 0.002), "delta_p_rms": ("", 0.03)}
+    rows = [Measurement(name, value, "nats", "", "m", "emulated", label) for name, (label, value) in numbers.items()]
+    labels = ["minimum", "0.1 %", "25 %", "median", "75 %", "99.9 %", "maximum"]
+    for name, left_out in (("kld", ("25 %", "75 %")), ("kld_reverse", ("25 %", "75 %")), ("delta_p", ())):
+        found = [label for label in labels if label not in left_out]
+        rows += [Measurement(f"{name}_tokens", 0.1, "nats", "", "m", "emulated", label) for label in found]
+    with store.session() as session:
+        for row in rows:
+            session.execute(insert(MeasurementTable).values(row_values(run, "perplexity", row)))
+    app = opened("runs", run=run)
+    (table,) = (t.value for t in app.dataframe if "Δp of the true token" in t.value)
+    assert list(table["Tokens"]) == labels and set(table["Δp of the true token"]) == {"+0.100"}
+    assert list(table["KLD, BF16 to run (nats)"]).count(DASH) == 2  # it has no quartiles
+    assert "0.00200 nats from BF16: this run is indistinguishable from BF16." in said(app)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -6,15 +6,17 @@ import json
 import math
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 from pyarrow import parquet
 from sqlalchemy import insert, update
 
 from db.standings import COPIED, Choice, stand
 from db.store import ROW_TABLES, row_values
-from db.tables import RunTable
+from db.tables import MeasurementTable, RunTable
 from fp8dash import report
 from fp8dash.choose.records import Measurement, NeedleCell, Request, Window
+from fp8dash.choose.windows import Reading
 from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import METRICS
 from fp8dash.needle_report import baseline_difference, graded_difference, mean_grade
@@ -118,11 +120,63 @@ def test_a_comparison_marks_the_better_and_says_when_it_is_a_tie(store):
     )
     found = report.comparison(store, [a, b, c])
     verdicts = {v.metric.name: v for v in found.verdicts}
-    assert verdicts["kld"].best == (0, 2) and verdicts["kld"].note == "tied"
+    assert verdicts["kld"].best == (0, 2) and verdicts["kld"].note.startswith("tied; about ")
+    assert verdicts["kld"].note.endswith(" more windows would settle it")
+    assert verdicts["gemm_speedup"].note == "tied"
     assert verdicts["ppl"].best == (0, 2)
     assert verdicts["gemm_speedup"].best == (0, 1)  # within timing noise; the third was not measured
     assert found.unlike == ()
     assert {v.metric.name for v in found.verdicts} == set(METRICS)
+
+
+def test_the_windows_that_a_comparison_names_do_settle_it(store):
+    """The same difference and spread over as many windows as it asked for is no tie any more."""
+    rng = np.random.default_rng(0)
+
+    def pair(count):
+        steps = rng.standard_normal(count)
+        steps = 0.004 * (steps - steps.mean()) / steps.std()
+        a = finished(store, "FP8_BLOCK", windows=[(2.5, 0.020) for _ in steps], kld=0.020)
+        b = finished(store, "FP8_TENSOR", windows=[(2.5, 0.021 + step) for step in steps], kld=0.021)
+        return next(v for v in report.comparison(store, [a, b]).verdicts if v.metric.name == "kld")
+
+    few = pair(16)
+    more = int(few.note.removeprefix("tied; about ").split()[0])
+    assert few.best == (0, 1) and 50 < more < 300
+    assert pair(16 + more).best == (0,)
+
+
+def test_a_run_that_stopped_early_is_compared_on_the_windows_that_both_read_and_ranked_apart(store):
+    a = finished(store, "FP8_BLOCK", windows=windows(0.02, kld=0.020), kld=0.020, scored_windows=8.0)
+    b = finished(store, "MXFP8", windows=windows(0.02, kld=0.030)[:4], kld=0.030, scored_windows=4.0)
+    first, second = report.standings(store, ids=[a, b])
+    assert {first.windows, second.windows} == {8, 4} and first.group != second.group
+    found = report.comparison(store, [a, b])
+    assert next(v for v in found.verdicts if v.metric.name == "kld").best == (0,)
+    assert "Different windows: their perplexities are not on one scale." in found.unlike
+
+
+def test_a_run_whose_interval_reaches_the_noise_floor_is_as_bf16(store):
+    ids = [
+        finished(store, "FP8_BLOCK", kld=0.003, kld_low=0.0015, kld_high=0.005, kld_noise_floor=0.002),
+        finished(store, "FP8_TENSOR", kld=0.03, kld_low=0.02, kld_high=0.04, kld_noise_floor=0.002),
+        finished(store, "BF16", kld=0.0, kld_low=0.0, kld_high=0.0, kld_noise_floor=0.002),
+        finished(store, "MXFP8", kld=0.001),
+    ]
+    within = {row.run: row.is_within_noise for row in report.standings(store)}
+    assert [within[run] for run in ids] == [True, False, False, False]
+
+
+def test_conventions_are_groups_of_their_own(store):
+    usual, half = Reading().method, Reading("half").method
+    ids = [finished(store, "FP8_BLOCK"), finished(store, "MXFP8")]
+    with store.session() as session:
+        for run, method in zip(ids, (usual, half), strict=True):
+            session.execute(update(MeasurementTable).where(MeasurementTable.run_id == run).values(method=method))
+            stand(session, run)
+    assert {row.rank for row in report.standings(store)} == {1}
+    assert {group.method for group in store.groups()} == {usual, half}
+    assert any(sentence.startswith("Different methods") for sentence in report.comparison(store, ids).unlike)
 
 
 def test_needles_are_compared_cell_by_cell(store):

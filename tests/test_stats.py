@@ -93,7 +93,8 @@ def test_the_windows_that_are_named_settle_a_tie_four_times_in_five():
 
 
 def test_what_is_settled_needs_no_windows_and_what_never_differs_cannot_be():
-    assert windows_to_settle(Difference(1.0, 0.5, 1.5, windows=8, spread=1.0)) == 0
+    assert windows_to_settle(Difference(1.0, 0.5, 1.5, p=0.01, windows=8, spread=1.0)) == 0
+    assert windows_to_settle(Difference(1.0, 0.5, 1.5, p=0.01, windows=8, spread=1.0), family=28) > 0
     assert windows_to_settle(paired_difference([1.0] * 8, [1.0] * 8)) is None
     assert windows_to_settle(paired_difference([1.0, 2.0], [0.0, 0.0])) is None
 
@@ -118,7 +119,8 @@ def test_the_leader_of_many_equals_is_rarely_called_better():
     for trial in range(200):
         runs = (0.5 * rng.standard_normal(16) + rng.standard_normal((10, 16))).tolist()  # they share difficulty
         leader = min(range(10), key=lambda i: sum(runs[i]))
-        wrong += any(told_apart(runs[leader], runs[:leader] + runs[leader + 1 :], seed=trial))
+        others = runs[:leader] + runs[leader + 1 :]
+        wrong += any(told_apart([paired_difference(run, runs[leader], seed=trial) for run in others]))
     assert wrong <= 17  # 10 in 200, and two standard errors of 3.1
 
 
@@ -133,6 +135,11 @@ def test_pairing_sees_what_an_unpaired_comparison_cannot():
     base = 2.5 + 0.4 * rng.standard_normal(16)
     found = paired_difference((base + 0.01 + 0.002 * rng.standard_normal(16)).tolist(), base.tolist())
     assert not found.is_tie and found.low < 0.01 < found.high
+
+
+def test_differences_that_are_all_the_same_are_certain_whatever_their_last_bit_says():
+    found = paired_difference([0.1 + 0.3] * 7, [0.3] * 7, weights=[511.0] * 6 + [100.0])
+    assert found.low == found.mean == found.high == pytest.approx(0.1) and found.p == 0.0
 
 
 def test_few_windows_give_no_interval_and_so_a_tie():

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from fp8dash.choose.records import Window
 from fp8dash.metrics import METRICS, shown, signed, three
-from fp8dash.report import Comparison, Standing, Verdict, interval
-from fp8dash.stats import SPEED_TIE, paired_difference
+from fp8dash.report import Comparison, Standing, Verdict, interval, leading
+from fp8dash.stats import SPEED_TIE
 from fp8dash.ui.words import listed, plain
 
 SAID = {  # metric: what one run does, what several do, the number
@@ -137,13 +137,8 @@ def tied_with_best(rows: Sequence[Standing], windows: Mapping[str, Sequence[Wind
     ranked = candidates(rows)
     if not ranked:
         return []
-    best = [w.kld for w in windows.get(ranked[0].run, ())]
-    found = []
-    for row in ranked[1:]:
-        ours = [w.kld for w in windows.get(row.run, ())]
-        if len(ours) == len(best) > 0 and paired_difference(ours, best).is_tie:
-            found.append(row.run)
-    return found
+    apart, _ = leading(ranked[0], ranked[1:], windows, "kld")
+    return [row.run for row in ranked[1:] if row.run not in apart]
 
 
 def headline(rows: Sequence[Standing], tied: Sequence[str]) -> str:
@@ -157,7 +152,8 @@ def headline(rows: Sequence[Standing], tied: Sequence[str]) -> str:
     if others:
         lead = f"{_some([best.name, *others])} lose least to BF16 and cannot be told apart"
     bits = f" at {best.bits_per_weight:.2f} bits per weight" if best.bits_per_weight else ""
-    return f"{lead}: KLD {three(best.kld)} nats{bits}"
+    noise = ", indistinguishable from BF16" if best.is_within_noise else ""
+    return f"{lead}: KLD {three(best.kld)} nats{bits}{noise}"
 
 
 def reasons(rows: Sequence[Standing], tied: Sequence[str]) -> str:

@@ -105,6 +105,7 @@ def quality_scatter(
         figure.add_trace(_points(drawn, some, x, intervals))
     _legend(figure, points)
     _baseline_line(figure, rows, points, x)
+    _floor_line(figure, {row.kld_noise_floor for row in points}, _y_range(points, intervals))
     if points and len(points) <= LABELLED:
         _label(figure, points, x, _y_range(points, intervals) or [0.0, 1.0])
     figure.update_xaxes(title=heading(x), range=_x_range(points, x), zeroline=False)
@@ -238,8 +239,13 @@ def needle_grade_changes(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure
     return _maps(grids, AROUND_ZERO, -most, most, signed)
 
 
-def window_differences(windows: Mapping[str, Sequence[Window]], looks: Mapping[str, Look], field: str) -> go.Figure:
-    """Each window's KLD, or its ln PPL minus the baseline's, with each run's mean and 95 % interval at the left."""
+def window_differences(
+    windows: Mapping[str, Sequence[Window]], looks: Mapping[str, Look], field: str, floor: float | None = None
+) -> go.Figure:
+    """Each window's KLD, or its ln PPL minus the baseline's, with each run's mean and 95 % interval at the left.
+
+    `floor` is the KLD of the unquantized weights in float32.
+    """
     figure = go.Figure()
     for place, (name, found) in enumerate(windows.items()):
         ys = [w.kld if field == "kld" else w.nll - w.baseline_nll for w in found]
@@ -251,7 +257,7 @@ def window_differences(windows: Mapping[str, Sequence[Window]], looks: Mapping[s
             marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
             hovertemplate="window %{x}: %{y:.4f} nats",
         )  # fmt: skip
-        mean = paired_difference(ys, [0.0] * len(ys))
+        mean = paired_difference(ys, [0.0] * len(ys), weights=[w.tokens for w in found])
         figure.add_scatter(
             x=[-1.2 - 0.35 * place], y=[mean.mean], mode="markers", showlegend=False, name=f"{name}, mean",
             marker={"color": drawn.colour, "size": 9, "symbol": "line-ew", "line": {"width": 3, "color": drawn.colour}},
@@ -261,6 +267,7 @@ def window_differences(windows: Mapping[str, Sequence[Window]], looks: Mapping[s
     if field == "kld":
         span = _span([w.kld for found in windows.values() for w in found])
         figure.update_yaxes(type="log", range=span, **_log_ticks(span))
+        _floor_line(figure, {floor}, span)
         title = "KLD (nats, log)"
     else:
         figure.add_hline(y=0, line={"color": GREY, "width": 1})
@@ -499,6 +506,22 @@ def _baseline_line(figure: go.Figure, rows: Sequence[Standing], points: Sequence
             xshift=-CAMERA,
             yanchor="bottom",
         )
+
+
+def _floor_line(figure: go.Figure, floors: Collection[float | None], span: Sequence[float] | None) -> None:
+    """The noise floor of the rows' baseline, where they have one; said at the edge where it is out of sight."""
+    known = [floor for floor in floors if floor]
+    if not known or not span:
+        return
+    floor = max(known)
+    seen = span[0] <= math.log10(floor) <= span[1]
+    if seen:
+        figure.add_hline(y=floor, line={"color": GREY, "width": 1, "dash": "dash"})
+    figure.add_annotation(
+        x=0, xref="paper", xanchor="left", yanchor="bottom", showarrow=False, font={"color": GREY, "size": 11},
+        text=f"BF16 against float32: {three(floor)} nats{'' if seen else ' ↓'}",
+        **({"y": math.log10(floor), "yref": "y"} if seen else {"y": 0, "yref": "paper"}),
+    )  # fmt: skip
 
 
 def _x_range(points: Sequence[Standing], x: Metric) -> list[float]:

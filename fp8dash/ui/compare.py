@@ -126,8 +126,8 @@ def _metrics(found: Comparison, contest: Comparison | None, names: dict[str, str
     st.markdown("\n".join(lines))
     metric_help()
     st.caption(
-        "Bold is better. Tied: the paired 95 % interval over windows contains zero, needles differ by chance alone "
-        "(McNemar), or speeds are within 5 %."
+        "Bold is better. Tied: windows do not tell it from the best, at 95 % for all runs shown together (paired "
+        "bootstrap, Holm), needles differ by chance alone (McNemar), or speeds are within 5 %."
     )
 
 
@@ -142,7 +142,7 @@ def _said(row: Verdict, names: dict[str, str], found: Comparison) -> str:
     if not row.best:
         return plain(row.note or DASH)
     winners = ", ".join(plain(names[found.standings[i].run]) for i in row.best)
-    return f"tied: {winners}" if len(row.best) > 1 else winners
+    return f"tied: {winners}{row.note.removeprefix('tied')}" if len(row.best) > 1 else winners
 
 
 def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
@@ -200,7 +200,8 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         bind="query-params",
         label_visibility="collapsed",
     )
-    figure = charts.window_differences(found, _looks(rows, names), fields[str(field)])
+    floor = max((row.kld_noise_floor or 0.0 for row in rows), default=0.0)
+    figure = charts.window_differences(found, _looks(rows, names), fields[str(field)], floor or None)
     draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(found)}")
 
 

@@ -34,7 +34,7 @@ from fp8dash.ui.answer import (
     tied_with_best,
 )
 from fp8dash.ui.frame import Frame, draw_points, metric_help, query_ids, zone
-from fp8dash.ui.words import many, moment, plain, short
+from fp8dash.ui.words import cut, many, moment, plain, short
 
 SHOWN = ("kld", "ln_ppl_diff", "top1", "needle", "gemm_speedup", "model_bytes", "bits_per_weight", "coverage")
 AXES = {
@@ -162,7 +162,8 @@ def _narrowed(label: str, key: str, groups: Sequence[Group], said: Callable[[Gro
 
 
 def _setting(group: Group) -> str:
-    return f"{short(group.corpus)} · {group.windows} × {group.window_length} tokens · {group.key[:4]}"
+    tokens = f"{group.windows} × {group.window_length} tokens{cut(group.method)}"
+    return f"{short(group.corpus)} · {tokens} · {group.key[:4]}"
 
 
 def _tied(frame: Frame, rows: Sequence[Standing]) -> list[str]:
@@ -479,10 +480,11 @@ def _standing(row: Standing, tied: Sequence[str]) -> str:
         return "baseline"
     if row.kld is None:
         return "partial"
+    noise = ", as BF16" if row.is_within_noise else ""
     if row.run in tied:
-        return "tied with best"
+        return f"tied with best{noise}"
     said = MEDALS.get(row.rank or 0, "")
-    return f"{said}, tied" if row.rank == 1 and tied else said
+    return f"{said}{', tied' if row.rank == 1 and tied else ''}{noise}".removeprefix(", ")
 
 
 def _configured() -> dict[str, Any]:
@@ -495,7 +497,9 @@ def _configured() -> dict[str, Any]:
         width=110, help="KLD with its 95 % interval over windows, on one log scale for this page."
     )
     config["Standing"] = st.column_config.TextColumn(
-        width=110, help="Tied: the 95 % paired bootstrap interval of the difference over windows contains zero."
+        width=110,
+        help="Tied: windows do not tell it from the best, at 95 % for the whole board (paired bootstrap, Holm). As "
+        "BF16: its KLD’s interval reaches down to the noise floor, the KLD of the same weights in float32.",
     )
     config["95 % interval"] = st.column_config.TextColumn(width=175, help="Of Δ ln PPL, paired bootstrap over windows.")
     return config

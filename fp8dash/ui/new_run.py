@@ -28,6 +28,7 @@ from fp8dash.choose.recipe import (
 )
 from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
 from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TILES, When, tile_of, when_of
+from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
 from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
@@ -342,6 +343,7 @@ def _measure(base: Request, key: Names) -> Request:
         )
         length = st.number_input("Tokens a window", 16, 1_048_576, base.window_length, 16, key=key("length"), width=170)
         seed = st.number_input("Seed", 0, 2**31 - 1, base.seed, key=key("seed"), width=150)
+    base = _reading(base, int(length), key)
     with st.expander("Calibration, GEMM sizes and needles"):
         with st.container(horizontal=True):
             calibration = st.text_input(
@@ -386,6 +388,32 @@ def _measure(base: Request, key: Names) -> Request:
     except InvalidChoice as error:
         say_error(error)
         return dataclasses.replace(request, gemm_m=())  # refused when checked, with a sentence of its own
+
+
+def _reading(base: Request, length: int, key: Names) -> Request:
+    """How windows are cut, which of their tokens are scored, and when reading them may end."""
+    with st.expander("How perplexity is read"), st.container(horizontal=True, vertical_alignment="bottom"):
+        convention = st.selectbox(
+            "Convention", list(CONVENTIONS), list(CONVENTIONS).index(base.convention), key=key("convention"),
+            format_func=lambda name: f"{name} · {CONVENTIONS[name].meaning}", width=470,
+            help="Numbers of unlike conventions are never ranked together.",
+        )  # fmt: skip
+        stride = st.number_input(
+            "Stride (tokens)", 0, length - 1, min(base.stride or length // 2, length - 1), key=key("stride"), width=150,
+            disabled=convention != "strided", help="From one window’s start to the next’s.",
+        )  # fmt: skip
+        bos = st.selectbox(
+            "BOS", list(BOS), list(BOS).index(base.bos), key=key("bos"), width=130,
+            help="  \n".join(f"{name}: {meaning}" for name, meaning in BOS.items()),
+        )  # fmt: skip
+        until = st.number_input(
+            "Until ± (nats)", 0.0, 10.0, base.until, 0.001, "%.4f", key=key("until"), width=150,
+            help="Stop once the 95 % interval of Δ ln PPL reaches no further to either side; looked at after 8, 16, 32 "
+            "… windows. 0 reads all windows.",
+        )  # fmt: skip
+    return dataclasses.replace(
+        base, convention=convention, stride=int(stride) if convention == "strided" else 0, bos=bos, until=float(until)
+    )
 
 
 def _tasks(base: Request, key: Names) -> Request:

@@ -24,6 +24,17 @@ TITLES = {
     "gemm_coverage": "GEMM coverage",
     "baseline_ppl": "Baseline PPL",
     "weight_flushed": "Weights flushed to zero",
+    "kld_noise_floor": "KLD of BF16 against float32",
+    "kld_reverse": "KLD, reversed",
+    "top5": "Top-5",
+    "delta_p": "Δp of the true token, mean",
+    "delta_p_rms": "Δp of the true token, RMS",
+    "ppl_ratio": "PPL over baseline PPL",
+    "ppl_diff": "PPL minus baseline PPL",
+    "ln_ppl_correlation": "Correlation of token ln p",
+    "word_ppl": "Word PPL",
+    "byte_ppl": "Byte PPL",
+    "bits_per_byte": "Bits a byte",
     "weight_clipped": "Weights clipped",
     "kv_bytes_per_token": "KV cache, bytes a token",
     "activation_clipped": "Activations clipped",
@@ -60,6 +71,10 @@ TITLES = {
     "weight_amax_over_rms": "Weights: amax over RMS",
     "activation_amax_over_rms": "Activations: amax over RMS",
 }
+OVER_TOKENS = {  # percentiles over tokens, by label
+    "kld_tokens": "KLD, BF16 to run (nats)", "kld_reverse_tokens": "KLD, run to BF16 (nats)",
+    "delta_p_tokens": "Δp of the true token",
+}  # fmt: skip
 BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
     "amax": "Largest", "rms": "RMS", "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)", "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
@@ -88,6 +103,8 @@ def page(frame: Frame, run_id: str) -> None:
         st.warning("Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format are clipped.")
     _note(frame, run.id)
     _numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
+    if found := [m for m in numbers if m.name in OVER_TOKENS and run.backend != "baseline"]:
+        _divergence(found, {m.name: m for m in numbers if not m.label})
     if made := [m for m in numbers if m.label and m.name in BY_PLACE]:
         _scales(made)
     if lines := task_lines(frame.store, [run_id]):
@@ -285,8 +302,39 @@ def _layers(layers: list[Layer]) -> None:
         )  # fmt: skip
 
 
+def _divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) -> None:
+    """How tokens differ from the baseline's: what llama.cpp's --kl-divergence lists, a row a percentile."""
+    st.header("Divergence from BF16, token by token", anchor=False)
+    said = [
+        f"{TITLES.get(name, METRICS[name].title if name in METRICS else name)} {_value(by_name[name])}"
+        for name in ("kld", "kld_reverse", "top1", "top5", "delta_p", "delta_p_rms")
+        if name in by_name
+    ]
+    st.markdown(f"Means over tokens: {'; '.join(said)}. {_noise(by_name)}")
+    table: dict[str, dict[str, str]] = {title: {} for title in OVER_TOKENS.values()}
+    for m in percentiles:
+        table[OVER_TOKENS[m.name]][m.label] = signed(m.value) if m.name == "delta_p_tokens" else three(m.value)
+    order = [m.label for m in percentiles if m.name == "delta_p_tokens"]  # has the most of them
+    columns = {title: [row.get(label, DASH) for label in order] for title, row in table.items()}
+    st.dataframe(
+        pd.DataFrame({"Tokens": order, **columns}), hide_index=True, key="run_divergence", height="content",
+        column_config={title: st.column_config.TextColumn(alignment="right") for title in columns},
+    )  # fmt: skip
+
+
+def _noise(by_name: dict[str, Measurement]) -> str:
+    """How the run's KLD lies to the noise floor."""
+    floor, low = (by_name[name].value if name in by_name else None for name in ("kld_noise_floor", "kld_low"))
+    if floor is None:
+        return ""
+    said = f"The same weights in float32 lie {three(floor)} nats from BF16"
+    if low is None:
+        return f"{said}; too few windows tell whether this run lies above."
+    return f"{said}: this run is indistinguishable from BF16." if low <= floor else f"{said}; this run lies above."
+
+
 def _has_a_place_of_its_own(m: Measurement) -> bool:
-    return _is_gradient(m) or m.name in BY_PLACE or m.name.startswith(PREFIX)
+    return _is_gradient(m) or m.name in BY_PLACE or m.name.startswith(PREFIX) or m.name in OVER_TOKENS
 
 
 def _is_gradient(m: Measurement) -> bool:

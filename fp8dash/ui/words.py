@@ -5,6 +5,7 @@ from datetime import datetime, tzinfo
 from pathlib import PurePath
 
 from fp8dash.choose.records import Request
+from fp8dash.choose.windows import Reading
 from fp8dash.metrics import DASH
 
 MARKDOWN = re.compile(r"([!-/:-@\[-`{-~])")
@@ -61,7 +62,20 @@ def short(name: str) -> str:
 
 def setting(request: Request) -> str:
     """How a request measures, in a few words."""
-    return f"{request.windows} windows of {request.window_length} tokens"
+    read = f", {request.reading.short}" if request.reading.short else ""
+    until = f", until ±{request.until:g} nats" if request.until else ""
+    return f"{request.windows} windows of {request.window_length} tokens{read}{until}"
+
+
+def cut(method: str) -> str:
+    """How a method cuts a text into windows, to be said after their size; nothing for the usual way.
+
+    >>> from fp8dash.choose.windows import Reading
+    >>> cut(Reading().method), cut(Reading("half", bos="bos").method)
+    ('', ', disjoint windows, BOS in the first place, second half scored as in llama.cpp')
+    """
+    way = method.removeprefix("token perplexity over ").removeprefix("token perplexity, ").rsplit(", v", 1)[0]
+    return "" if method == Reading().method or way == method else f", {way}"
 
 
 def listed(names: list[str]) -> str:
