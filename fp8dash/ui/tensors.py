@@ -244,9 +244,9 @@ def _said_of_ladder(found: Mapping[str, Sequence[LadderPoint]]) -> str:
         coarse, fine = by[f"{fmt}/tensor"], by[f"{fmt}/1x128"]
         whole, bulk = _gain(coarse.sqnr_db, fine.sqnr_db), _gain(coarse.bulk_sqnr_db, fine.bulk_sqnr_db)
         rest = f" ({bulk} without the outlier channels)" if bulk != whole else ""
-        gains.append(f"{FORMATS[fmt].name.upper()} {whole}{rest}")
-    told = f"From one scale for all to one per 128 of a row, {KINDS[kind].lower()} change in "
-    return told + " and in ".join(gains) + "."
+        gains.append(f"by {whole} in {FORMATS[fmt].name.upper()}{rest}")
+    told = f"From one scale for all to one per 128 of a row, the SQNR of {KINDS[kind].lower()} changes "
+    return told + " and ".join(gains) + "."
 
 
 def _gain(coarse: float | None, fine: float | None) -> str:
