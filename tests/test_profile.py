@@ -32,8 +32,7 @@ from fp8dash.measure.profile import CASTS, WINDOWS, Inputs, Sums, ladder, profil
 from fp8dash.metrics import three
 from fp8dash.pipeline import STAGES as WALKED
 from fp8dash.pipeline import run_stages
-from fp8dash.quant.cast import quantize
-from fp8dash.quant.error import error_of_codes
+from fp8dash.quant.error import error_of_cast
 from fp8dash.ui.charts_tensors import grid_of, histograms, ladder_lines, outlier_channels, spread_maps
 from fp8dash.ui.words import plain
 from tests.test_pages import opened, said
@@ -141,7 +140,7 @@ def test_the_ladder_is_the_casts_own_error_of_the_widest_of_each_projection(wide
     assert ("lm_head", WEIGHT) not in {key[:2] for key in points}
     for (name, kind, text), point in points.items():
         cast, tensor = parse_cast(text), x[name] if kind == ACTIVATION else wide.get_submodule(name).weight.detach()
-        error = error_of_codes(tensor, quantize(tensor, cast))
+        error = error_of_cast(tensor, cast)
         shares = (error.sqnr_db, error.flushed_share, error.clipped_share, cast.bits_per_element(*tensor.shape))
         assert (point.sqnr_db, point.flushed, point.clipped, point.bits) == shares
         assert found[name, kind].outlier_channels or point.bulk_sqnr_db == point.sqnr_db

@@ -21,8 +21,7 @@ from fp8dash.choose.recipe import Cast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
 from fp8dash.choose.scaling import TENSOR
 from fp8dash.errors import NotFinite
-from fp8dash.quant.cast import quantize
-from fp8dash.quant.error import CastError, error_of_codes
+from fp8dash.quant.error import CastError, error_of_cast
 
 METHOD = (
     "output gradients of a window's mean next-token loss, backward in the model's precision, one float32 scale "
@@ -122,7 +121,7 @@ def _add(layer: LayerGradient, name: str, gradient: Tensor) -> None:
         raise NotFinite(f"The output gradient of {name} holds NaN or infinity: it overflows in bfloat16.")
     layer.amax = max(layer.amax, amax)
     for cast in CASTS:
-        layer.errors[cast.format.name].add(error_of_codes(gradient, quantize(gradient, cast)))
+        layer.errors[cast.format.name].add(error_of_cast(gradient, cast))
 
 
 def _rows(name: str, layer: LayerGradient) -> Iterator[Measurement]:

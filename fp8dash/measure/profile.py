@@ -30,7 +30,7 @@ from fp8dash.choose.records import (
 from fp8dash.choose.scaling import BLOCK_128X128, FLOAT32, GROUP_1X32, GROUP_1X128, RCEIL, ROW, TENSOR
 from fp8dash.errors import NotFinite
 from fp8dash.quant.cast import dequantize, quantize
-from fp8dash.quant.error import error_of_codes
+from fp8dash.quant.error import error_of_cast
 
 METHOD = (
     "weights, and Linears' inputs over the first four windows at most, of the unquantized model; binades counted "
@@ -186,10 +186,9 @@ def ladder(name: str, kind: str, x: Tensor, outliers: Tensor) -> Iterator[Ladder
     summed."""
     bulk = ~outliers.to(x.device)
     for cast in CASTS:
-        q = quantize(x, cast)
-        error = error_of_codes(x, q)
+        error = error_of_cast(x, cast)
         whole = not outliers.any()
-        bulk_db = error.sqnr_db if whole else sqnr_db(x[:, bulk], dequantize(q)[:, bulk])
+        bulk_db = error.sqnr_db if whole else sqnr_db(x[:, bulk], dequantize(quantize(x, cast))[:, bulk])
         bits = cast.bits_per_element(*x.shape)
         yield LadderPoint(
             name, kind, cast.text, error.sqnr_db, bulk_db, error.flushed_share, error.clipped_share, bits

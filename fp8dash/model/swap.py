@@ -22,8 +22,8 @@ from fp8dash.model.attention import cast_attention
 from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.quant.accumulate import scaled_product
 from fp8dash.quant.activations import ActivationCast
-from fp8dash.quant.cast import Quantized, quantize
-from fp8dash.quant.error import CastError, cast_in_place, error_of_codes
+from fp8dash.quant.cast import Quantized
+from fp8dash.quant.error import CastError, cast_in_place, codes_in_place
 from fp8dash.quant.kv_cache import keep_scales
 from fp8dash.quant.matmul import multiply
 
@@ -105,7 +105,7 @@ def cast_model(
 
     A recipe that needs calibration takes its scales from what was `observed`; ValueError where nothing was.
 
-    Weights of the blocks are cast where they lie. Others may be tied, or be wanted as they were, and are copied first.
+    Weights of the blocks are cast where they lie, and lost. Others may be wanted as they were, and are copied first.
     """
     if recipe.casts_attention and backend == NATIVE:
         raise KernelRefused("The KV cache and attention are only ever emulated: choose the backend auto or emulated.")
@@ -117,6 +117,7 @@ def cast_model(
         keep_scales(model, recipe.kv, observed.kv)
     casters = Casters(observed)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    _untie(model, head, embedding)
     seen: set[int] = set()
     for name in [name for name, _ in model.named_modules()]:  # names alone: a list of modules would keep each weight
         module = model.get_submodule(name)
@@ -133,6 +134,15 @@ def cast_model(
         yield replace(swap, again=again)
 
 
+def _untie(model: Any, *tables: Any) -> None:
+    """Gives each Linear of the blocks memory of its own: casting a weight where it lies changes whoever shares it."""
+    seen = {table.weight.data_ptr() for table in tables if table is not None}
+    for linear in (module for module in model.modules() if isinstance(module, nn.Linear) and module not in tables):
+        if linear.weight.data_ptr() in seen:
+            linear.weight = nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
+        seen.add(linear.weight.data_ptr())
+
+
 def _cast_linear(
     model: Any, name: str, linear: nn.Linear, recipe: Recipe, group: str, casters: Casters,
     device: Device, backend: str,
@@ -146,8 +156,7 @@ def _cast_linear(
     bias = None if linear.bias is None else linear.bias.detach()
     with _named(name):
         if recipe.weights and caster and (path.kernel or recipe.accumulator):
-            codes = quantize(weight, recipe.weights)
-            error = error_of_codes(weight, codes)
+            codes, error = codes_in_place(weight if group == "blocks" else weight.clone(), recipe.weights)
             model.set_submodule(name, _of_codes(codes, bias, caster, path, recipe))
         else:
             if recipe.weights:

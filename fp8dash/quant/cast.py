@@ -3,6 +3,9 @@
 Rounding is ties to even after clamping: a bare cast past the maximum differs by format and torch release. A tile of
 zeros gives zeros. NaN and infinity are refused by `quantize` and stay loud (NaN) in `round_trip`, which must not wait
 for the device; whoever measures checks its result.
+
+Tensors are cast in blocks that a CPU's cache holds, and all blocks of a tensor take turns in the same memory: fetching
+new pages for each costs more than the arithmetic.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +31,8 @@ DTYPES = {  # of codes; those of the other formats are uint8, one a byte
 }
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny  # a subnormal scale would lose bits of its own
 BLOCK = {"cpu": 1 << 19, "cuda": 1 << 26}  # elements cast at a time
+SHORT = 64  # elements of a row below which a CPU takes ten times longer to reduce 16-bit numbers than 32-bit ones
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as floats of so many bytes
 FRACTION, EXPONENT = 0x007FFFFF, 0x7F800000  # fields of a float32
 SHRINKS, SHRINK_STEP, ERROR_POWER = 20, 0.01, 2.4  # of the searched scale: llm-compressor's MSE observer
 
@@ -64,9 +69,9 @@ def codes_of(x: Tensor, cast: Cast) -> Quantized:
 
 def codes_by(x: Tensor, scales: Tensor, outer: Tensor | None, cast: Cast) -> Quantized:
     """The codes of a [rows, cols] tensor by given stored scales [grid rows, grid cols] and outer scale [1, 1]."""
-    codes = torch.empty(x.shape, dtype=DTYPES.get(cast.format.name, torch.uint8), device=x.device)
-    for rows, block, factors in _blocks(x, _whole(scales, outer), cast.tile):
-        codes[rows] = _untiled(encode(_scaled(block, factors, cast), cast.format), x.shape[1])
+    codes = torch.empty(x.shape, dtype=code_dtype(cast.format), device=x.device)
+    for rows, _, found, _ in blocks_of_codes(x, _whole(scales, outer), cast):
+        codes[rows] = _untiled(found, x.shape[1])
     return Quantized(codes, scales, cast, outer)
 
 
@@ -83,24 +88,28 @@ def round_trip(x: Tensor, cast: Cast) -> Tensor:
 def rounded(x: Tensor, factors: Tensor, cast: Cast) -> Tensor:
     """A [rows, cols] tensor cast with given factors [grid rows, grid cols] and decoded, in its own dtype."""
     out = torch.empty_like(x)
-    for rows, block, own in _blocks(x, factors, cast.tile):
-        out[rows] = _untiled(_values(block, own, cast), x.shape[1])
+    for rows, _, values, _ in _blocks_of_values(x, factors, cast):
+        out[rows] = _untiled(values, x.shape[1])
     return out
 
 
 def blocks_of_values(x: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Rows of a [rows, cols] tensor, its tiles in them [rows, grid cols, width], the same cast and decoded in float32,
-    and their factors [rows or 1, grid cols, 1]; raises NotFinite before the first."""
-    factors = _whole(*scales_of(x, cast))
-    _refuse_not_finite(factors, x, cast)
-    for rows, block, own in _blocks(x, factors, cast.tile):
-        yield rows, block, _values(block, own, cast), own
+    and their factors [rows or 1, grid cols, 1]; raises NotFinite before the first. The values hold until the next."""
+    return _blocks_of_values(x, _whole(*finite_scales_of(x, cast)), cast)
 
 
-def blocks_of_codes(x: Tensor, q: Quantized) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """As `blocks_of_values`, from codes of x that exist already."""
-    for rows, block, own in _blocks(x, q.factors, q.cast.tile):
-        yield rows, block, _tiled(decode(q.codes[rows], q.cast.format), q.cast.tile) * own, own
+def blocks_of_codes(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """As `blocks_of_values`, with the codes of each block in place of its values, by given factors."""
+    for rows, block, scaled, own in _scaled_blocks(x, factors, cast):
+        yield rows, block, encode(scaled, cast.format), own
+
+
+def finite_scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
+    """As `scales_of`; raises NotFinite."""
+    scales, outer = scales_of(x, cast)
+    _refuse_not_finite(scales, x, cast)
+    return scales, outer
 
 
 def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
@@ -114,13 +123,20 @@ def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
 
 
 def tile_amax(x: Tensor, tile: Tile) -> Tensor:
-    """Float32 largest magnitude of each tile of a [rows, cols] tensor: [grid rows, grid cols]."""
-    by_row = torch.empty(len(x), tile.grid(*x.shape)[1], device=x.device)
+    """Float32 largest magnitude of each tile of a [rows, cols] tensor: [grid rows, grid cols].
+
+    Without their signs, floats are in the order of their bits, NaN above all: integers are reduced faster.
+    """
+    kind = torch.float32 if (tile.cols or x.shape[1]) < SHORT else x.dtype
+    integer = INTEGERS[kind.itemsize]
+    by_row = torch.empty(len(x), tile.grid(*x.shape)[1], dtype=integer, device=x.device)
+    room = None
     for rows in _slices(x):
-        # In float32: a CPU reduces short rows of bfloat16 ten times slower. Into one tensor: small ones that outlive
-        # a block keep its memory from being used again.
-        torch.amax(_tiled(x[rows], tile).to(torch.float32, copy=True).abs_(), dim=-1, out=by_row[rows])
-    return _over_rows(by_row, tile, torch.amax)
+        block = _tiled(x[rows], tile)
+        room = _room(room, block, kind)
+        sizes = room.copy_(block).view(integer).bitwise_and_(torch.iinfo(integer).max)
+        torch.amax(sizes, dim=-1, out=by_row[rows])
+    return _over_rows(by_row, tile, torch.amax).view(kind).to(torch.float32)
 
 
 def scale_from_amax(amax: Tensor, cast: Cast) -> Tensor:
@@ -136,8 +152,10 @@ def scale_from_amax(amax: Tensor, cast: Cast) -> Tensor:
     return scales.masked_fill(~torch.isfinite(amax), torch.nan)
 
 
-def to_grid(y: Tensor, fmt: Format) -> Tensor:
+def to_grid(y: Tensor, fmt: Format, room: Tensor | None = None) -> Tensor:
     """Scaled float32 values rounded to the nearest code's value, ties to even; NaN stays. Works in place.
+
+    What is held beside them takes `room`, int32 of the same shape.
 
     Adding 1.5 * 2^(e + 23 - m) leaves float32 no bits below 2^(e - m), a code's step at exponent e, so its own
     rounding does the work; taking it off again is exact.
@@ -145,7 +163,7 @@ def to_grid(y: Tensor, fmt: Format) -> Tensor:
     if not isinstance(fmt, FloatFormat):
         return y.round_()
     lowest = (127 + fmt.min_exponent) << 23  # below the normals, codes are as far apart as in their first binade
-    power = y.view(torch.int32).bitwise_and(EXPONENT).clamp_(min=lowest).view(torch.float32)
+    power = torch.bitwise_and(y.view(torch.int32), EXPONENT, out=room).clamp_(min=lowest).view(torch.float32)
     lift = 1.5 * 2 ** (23 - fmt.mantissa_bits)
     return y.add_(power, alpha=lift).sub_(power, alpha=lift)
 
@@ -161,6 +179,11 @@ def encode(y: Tensor, fmt: Format) -> Tensor:
     normal = (size.view(torch.int32) >> (23 - fmt.mantissa_bits)) - ((127 - fmt.bias) << fmt.mantissa_bits)
     codes = torch.where(size < fmt.min_normal, (size / fmt.min_subnormal).to(torch.int32), normal)
     return (codes | (negative.to(torch.int32) << (fmt.bits - 1))).to(torch.uint8)
+
+
+def code_dtype(fmt: Format) -> torch.dtype:
+    """The dtype of codes, one byte each."""
+    return DTYPES.get(fmt.name, torch.uint8)
 
 
 def decode(codes: Tensor, fmt: Format) -> Tensor:
@@ -187,11 +210,27 @@ def _slices(x: Tensor) -> Iterator[slice]:
     return (slice(start, start + height) for start in range(0, len(x), height))
 
 
-def _blocks(x: Tensor, scales: Tensor, tile: Tile) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows, the tiles in them [rows, grid cols, width], and their scales [rows or 1, grid cols, 1]."""
-    factors = _by_row(scales, tile, len(x))[..., None]
+def _scaled_blocks(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Rows, the tiles in them [rows, grid cols, width], these over their factors and clamped to the format's range, in
+    float32 that holds until the next, and their factors [rows or 1, grid cols, 1]."""
+    by_row, top, room = _by_row(factors, cast.tile, len(x))[..., None], cast.format.max, None
     for rows in _slices(x):
-        yield rows, _tiled(x[rows], tile), factors if len(factors) == 1 else factors[rows]
+        block, own = _tiled(x[rows], cast.tile), by_row if len(by_row) == 1 else by_row[rows]
+        room = _room(room, block, torch.float32)
+        yield rows, block, torch.div(block, own, out=room).clamp_(-top - _is_full(cast), top), own
+
+
+def _blocks_of_values(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """As `_scaled_blocks`, rounded and multiplied by their factors again."""
+    room = None
+    for rows, block, scaled, own in _scaled_blocks(x, factors, cast):
+        room = _room(room, block, torch.int32)
+        yield rows, block, to_grid(scaled, cast.format, room).mul_(own), own
+
+
+def _room(held: Tensor | None, block: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for a block: that of the block before it, which had no fewer rows, or new for the first."""
+    return torch.empty(block.shape, dtype=dtype, device=block.device) if held is None else held[: len(block)]
 
 
 def _tiled(x: Tensor, tile: Tile) -> Tensor:
@@ -212,17 +251,6 @@ def _over_rows(by_row: Tensor, tile: Tile, reduce: Callable[..., Tensor]) -> Ten
         return by_row
     height = tile.rows or len(by_row)
     return reduce(pad(by_row, (0, 0, 0, -len(by_row) % height)).reshape(-1, height, by_row.shape[1]), dim=1)
-
-
-def _scaled(block: Tensor, factors: Tensor, cast: Cast) -> Tensor:
-    """A new float32 tensor: a block over its factors, clamped to the format's range."""
-    top = cast.format.max
-    return (block / factors).clamp_(-top - _is_full(cast), top)
-
-
-def _values(block: Tensor, factors: Tensor, cast: Cast) -> Tensor:
-    """A block cast and decoded, float32."""
-    return to_grid(_scaled(block, factors, cast), cast.format).mul_(factors)
 
 
 def _refuse_not_finite(scales: Tensor, x: Tensor, cast: Cast) -> None:

@@ -1,4 +1,8 @@
-"""What casting cost a tensor: sums over its elements, taken block by block while it is cast. Torch only."""
+"""What casting cost a tensor: sums over its elements, taken block by block while it is cast. Torch only.
+
+Weights are cast where they lie: a checkpoint is mapped, and the pages of a weight that is dropped stay in memory until
+the whole file is.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp8dash.choose.recipe import Cast
-from fp8dash.quant.cast import Quantized, blocks_of_codes, blocks_of_values
+from fp8dash.quant.cast import Quantized, blocks_of_codes, blocks_of_values, code_dtype, decode, finite_scales_of
 
 ROUNDING = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's rounding: that is no clipping
 
@@ -49,11 +53,11 @@ class CastError:
         return self.clipped / max(1, self.elements)
 
 
-def error_of_codes(x: Tensor, q: Quantized) -> CastError:
-    """The error of codes against the [rows, cols] tensor that they were made from."""
+def error_of_cast(x: Tensor, cast: Cast) -> CastError:
+    """The error that casting a [rows, cols] tensor makes, x untouched; raises NotFinite."""
     found = CastError(elements=x.numel())
-    for _, before, after, factors in blocks_of_codes(x, q):
-        _watch(found, before, after, factors, q.cast)
+    for _, before, after, factors in blocks_of_values(x, cast):
+        _watch(found, before, after, factors, cast)
     return found
 
 
@@ -67,6 +71,27 @@ def cast_in_place(x: Tensor, cast: Cast) -> CastError:
         _watch(found, before, after, factors, cast)
         x[rows] = after.flatten(1)[:, : x.shape[1]].to(x.dtype)
     return found
+
+
+def codes_in_place(x: Tensor, cast: Cast) -> tuple[Quantized, CastError]:
+    """The codes and scales of a [rows, cols] tensor, and their error; raises NotFinite, x untouched.
+
+    On a CPU the codes take the first bytes of x's own memory, and x is lost. A GPU maps no files: codes are new there,
+    and x's memory is free once x is dropped.
+    """
+    scales, outer = finite_scales_of(x, cast)
+    q, found = Quantized(_room_for_codes(x, cast), scales, cast, outer), CastError(elements=x.numel())
+    for rows, before, codes, factors in blocks_of_codes(x, q.factors, cast):
+        _watch(found, before, decode(codes, cast.format) * factors, factors, cast)
+        q.codes[rows] = codes.flatten(1)[:, : x.shape[1]]  # lies below the rows that are still to be read
+    return q, found
+
+
+def _room_for_codes(x: Tensor, cast: Cast) -> Tensor:
+    dtype = code_dtype(cast.format)
+    if x.device.type != "cpu" or not x.is_contiguous():
+        return torch.empty(x.shape, dtype=dtype, device=x.device)
+    return x.view(-1).view(torch.uint8)[: x.numel()].view(dtype).view(x.shape)
 
 
 def _watch(sums: CastError, before: Tensor, after: Tensor, factors: Tensor, cast: Cast) -> None:
