@@ -1,10 +1,14 @@
 """Emulated and native products, and each activation cast once."""
 
+import re
+
 import pytest
 import torch
 
+from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import INT_MM, SCALED_MM, Device, native_path
-from fp8dash.choose.recipe import parse_cast, parse_recipe
+from fp8dash.choose.recipe import Cast, Recipe, parse_cast, parse_recipe
+from fp8dash.choose.scaling import RULES, TILES
 from fp8dash.errors import KernelRefused
 from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.cast import Quantized, codes_of, dequantize, quantize
@@ -63,20 +67,55 @@ ROWS = "w=e4m3fn/row a=e4m3fn/row"
 BLOCK = "w=e4m3fn/128x128 a=e4m3fn/1x128"
 GROUPS = "w=e4m3fn/1x128 a=e4m3fn/1x128"
 MX = "w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil"
+INT8 = "w=int8/row a=int8/row"
+BLOCK_POW2, HALF_POW2 = "w=e4m3fn/128x128/pow2 a=e4m3fn/1x128/pow2", "w=e4m3fn/row/pow2 a=e4m3fn/row"
+BY_TENSOR = "w=e5m2/tensor a=e4m3fn/tensor"
 
 
 @pytest.mark.parametrize(
     ("text", "device", "n", "k", "reason", "whose", "nearest"),
     [
-        (ROWS, AMPERE, 576, 576, "compute capability 8.9, this device has 8.0", "hardware", "int8/row"),
+        (ROWS, AMPERE, 576, 576, "compute capability 8.9, this device has 8.0", "hardware", "w=int8/row a=int8/row"),
         (ROWS, HOPPER, 100, 208, "K=208 and N=100 must both be multiples of 16", "torch", "skip this layer"),
-        (ROWS, HOPPER, 576, 200, "multiples of 16", "torch", "emulate"),
-        ("w=e4m3fn/row/rceil a=e4m3fn/row", HOPPER, 576, 576, "take float32 scales", "torch", "float32"),
-        ("w=e4m3fn/row/rceil a=e4m3fn/row", CPU, 576, 576, "take float32 scales", "torch", "float32"),
-        ("w=e5m2/row a=e5m2/row", HOPPER, 576, 576, "E5M2 × E5M2", "cuBLASLt", "e4m3fn weights"),
-        ("w=e5m2/128x128 a=e5m2/1x128", HOPPER, 256, 256, "E5M2 × E5M2", "cuBLASLt", "e4m3fn weights"),
-        ("w=e5m2/row a=e4m3fn/row", ADA, 576, 576, "E5M2 weights need Hopper", "CUTLASS", "e4m3fn weights"),
-        ("w=e5m2/row a=e4m3fn/row", BLACKWELL, 576, 576, "E5M2 weights need Hopper", "CUTLASS", "e4m3fn weights"),
+        (ROWS, HOPPER, 576, 200, "multiples of 16", "torch", "w=int8/row a=int8/row"),
+        (
+            "w=e4m3fn/row/rceil a=e4m3fn/row",
+            HOPPER,
+            576,
+            576,
+            "take float32 scales",
+            "torch",
+            "w=e4m3fn/row/pow2 a=e4m3fn/row",
+        ),
+        (
+            "w=e4m3fn/row/rceil a=e4m3fn/row",
+            CPU,
+            576,
+            576,
+            "take float32 scales",
+            "torch",
+            "w=e4m3fn/row/pow2 a=e4m3fn/row",
+        ),
+        ("w=e5m2/row a=e5m2/row", HOPPER, 576, 576, "E5M2 × E5M2", "cuBLASLt", "w=e4m3fn/row a=e5m2/row"),
+        ("w=e5m2/128x128 a=e5m2/1x128", HOPPER, 256, 256, "E5M2 × E5M2", "cuBLASLt", "w=e4m3fn/128x128 a=e4m3fn/1x128"),
+        (
+            "w=e5m2/row a=e4m3fn/row",
+            ADA,
+            576,
+            576,
+            "E5M2 weights need Hopper",
+            "CUTLASS",
+            "w=e5m2/tensor a=e4m3fn/tensor",
+        ),
+        (
+            "w=e5m2/row a=e4m3fn/row",
+            BLACKWELL,
+            576,
+            576,
+            "E5M2 weights need Hopper",
+            "CUTLASS",
+            "w=e5m2/tensor a=e4m3fn/tensor",
+        ),
         (BLOCK, CPU, 256, 256, "128x128 weights with 1x128 activations", "torch's CPU kernels", "row"),
         (BLOCK, AMPERE, 256, 256, "compute capability 8.9", "hardware", "int8/row"),
         (BLOCK, ADA, 256, 256, "compute capability 9.x only, this is 8.9", "cuBLASLt", "row"),
@@ -86,19 +125,35 @@ MX = "w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil"
         (BLOCK, HOPPER_UNTOLD, 256, 256, "CUDA 12.9, this torch has none known", "cuBLASLt", "row"),
         (BLOCK, HOPPER, 256, 576, "K=576 must be a multiple of 128", "torch's shape rule", "row"),
         (BLOCK, HOPPER, 250, 512, "multiples of 16", "torch", "skip"),
-        ("w=e5m2/128x128 a=e4m3fn/1x128", HOPPER, 256, 256, "for e4m3fn by e4m3fn", "torch", "e4m3fn for both"),
-        ("w=e4m3fn/128x128/rceil a=e4m3fn/1x128", HOPPER, 256, 256, "take float32 scales", "torch", "pow2"),
-        ("w=e4m3fn/1x128 a=e4m3fn/128x128", HOPPER, 256, 256, "1x128 weights with 128x128", "torch", "128x128 with"),
-        ("w=e4m3fn/tensor a=e4m3fn/row", HOPPER, 256, 256, "tensor weights with row", "torch", "row for both"),
+        ("w=e5m2/128x128 a=e4m3fn/1x128", HOPPER, 256, 256, "for e4m3fn by e4m3fn", "torch", BLOCK),
+        (
+            "w=e4m3fn/128x128/rceil a=e4m3fn/1x128",
+            HOPPER,
+            256,
+            256,
+            "take float32 scales",
+            "torch",
+            "w=e4m3fn/128x128/pow2 a=e4m3fn/1x128",
+        ),
+        ("w=e4m3fn/1x128 a=e4m3fn/128x128", HOPPER, 256, 256, "1x128 weights with 128x128", "torch", GROUPS),
+        ("w=e4m3fn/tensor a=e4m3fn/row", HOPPER, 256, 256, "tensor weights with row", "torch", ROWS),
         (MX, CPU, 576, 576, "1x32 weights with 1x32", "torch's CPU kernels", "row"),
-        (MX, HOPPER, 512, 512, "compute capability 10.0, this device has 9.0", "hardware", "128x128 weights"),
+        (MX, HOPPER, 512, 512, "compute capability 10.0, this device has 9.0", "hardware", BLOCK_POW2),
         (MX, HOPPER, 512, 576, "compute capability 10.0, this device has 9.0", "hardware", "row"),
         (MX, HOPPER_128, 512, 512, "compute capability 10.0, this device has 9.0", "hardware", "row"),
         (MX, BLACKWELL_126, 512, 512, "CUDA 12.8, this torch has 12.6", "cuBLASLt", "row"),
         ("w=e4m3fn/1x32 a=e4m3fn/1x32", BLACKWELL, 512, 512, "must be E8M0", "cuBLASLt", "rceil"),
         ("w=e4m3fn/1x32/rceil a=e5m2/1x32/rceil", BLACKWELL, 512, 512, "for e4m3fn by e4m3fn", "torch", "e4m3fn"),
-        ("w=e4m3fn/row", CPU, 576, 576, "both operands", "torch", "row for both"),
-        ("w=int8/row a=e4m3fn/row", CPU, 576, 576, "no kernel multiplies e4m3fn by int8", "torch", "int8 for both"),
+        ("w=e4m3fn/row", CPU, 576, 576, "both operands", "torch", ROWS),
+        (
+            "w=int8/row a=e4m3fn/row",
+            CPU,
+            576,
+            576,
+            "no kernel multiplies e4m3fn by int8",
+            "torch",
+            "w=e4m3fn/row a=e4m3fn/row",
+        ),
         ("w=int8/row a=int8/row", HOPPER, 100, 201, "multiples of 8", "torch", "skip"),
         ("w=int8/1x128 a=int8/1x128", HOPPER, 256, 256, "1x128 weights with 1x128", "torch", "row"),
     ],
@@ -134,15 +189,24 @@ def test_what_is_native_on_cuda(text, device, n, k):
     assert native_path(parse_recipe(text), n, k, device).kernel in (SCALED_MM, INT_MM)
 
 
-@pytest.mark.parametrize("device", [CPU, AMPERE, ADA, HOPPER, HOPPER_128, BLACKWELL, BLACKWELL_126, CONSUMER])
-@pytest.mark.parametrize("text", [ROWS, BLOCK, GROUPS, MX])
-def test_the_nearest_choice_does_work(text, device):
-    named = {"int8/row": "w=int8/row a=int8/row", "row": ROWS, "row for both": ROWS,
-             "1x32 with the rule rceil": MX, "128x128 weights with 1x128 activations": BLOCK}  # fmt: skip
-    path = native_path(parse_recipe(text), 512, 512, device)
-    if not path.is_native:
-        nearest = named[path.reason.partition("; nearest: ")[2]]
-        assert native_path(parse_recipe(nearest), 512, 512, device).is_native
+DEVICES = [CPU, AMPERE, ADA, HOPPER, HOPPER_128, BLACKWELL, BLACKWELL_126, CONSUMER]
+SOME = [Cast(f, t, r) for f in FORMATS.values() for t in TILES.values() for r in RULES.values()][::11]  # of each kind
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(512, 512), (576, 576), (250, 200)])
+def test_every_refusal_says_whose_rule_it_is_and_the_nearest_casts_run(device, shape):
+    for weights, activations in zip(SOME, SOME[5:] + SOME[:5], strict=True):
+        for recipe in (Recipe(weights, weights), Recipe(weights, activations), Recipe(weights), Recipe(None, weights)):
+            path = native_path(recipe, *shape, device)
+            if path.is_native:
+                continue
+            rule, _, nearest = path.reason.partition("; nearest: ")
+            assert re.fullmatch(r".+ \(.+\)", rule), path.reason
+            if nearest != "skip this layer or emulate it":
+                assert native_path(parse_recipe(nearest), *shape, device).is_native, path.reason
+            else:
+                assert not any(native_path(parse_recipe(text), *shape, device).is_native for text in (ROWS, INT8, MX))
 
 
 def unfilled(rows, cols, cast):
