@@ -28,6 +28,15 @@ every_pair = pytest.mark.parametrize(
 law = settings(max_examples=6, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tensors this small gain nothing by threads, which wait for each other where a machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @st.composite
 def tensors(draw, lowest=LOWEST, highest=HIGHEST):
     """A float32 matrix of normal noise over some binades, with values from anywhere laid over it, and zeros."""
