@@ -16,10 +16,7 @@ from tests.e2e.conftest import served
 from tests.seed import CPU, fill, rows_of
 
 pytestmark = pytest.mark.browser
-STEPS, PAUSE = (
-    10,
-    0.05,
-)  # how often a stage says how far it is, and the seconds between: a real worker says it once a second
+STEPS, PAUSE = 4, 0.5  # how often a stage says how far it is, and the seconds between: a real worker waits one
 PATIENCE = 240_000  # milliseconds: ten browsers on a shared machine
 FACTS = {"model_hash": "5f1d3c0a9b7e", "corpus_hash": "c0ffee123456", "device": CPU, "backend": "emulated"}
 MEBIBYTES = 400  # of the web process, which shows numbers and computes none
