@@ -115,8 +115,8 @@ def test_a_preset_is_found_by_its_recipe_and_by_its_name(preset):
         ("w[*.o_proj]=bf16", "casts nothing"),
         ("w=int8/row w[rm -rf]=bf16", "not part of a recipe"),
         ("w=int8/row w[$x]=bf16", "not a module pattern"),
-        ("w=e5m2/row a=e5m2/row acc=hopper-128 w[*.o_proj]=bf16", "leave out"),
-        ("kv=e4m3fn/token/unit", "write e4m3fn/tensor/unit"),
+        ("w=e5m2/row a=e5m2/row acc=hopper-128 w[*.o_proj]=bf16", "nearest: w=e5m2/row a=e5m2/row acc=hopper-128"),
+        ("kv=e4m3fn/token/unit", "nearest: e4m3fn/tensor/unit"),
         ("attn=e4m3fn", "not a cast"),
     ],
 )

@@ -77,8 +77,8 @@ def native_path(recipe: Recipe, n: int, k: int, device: Device) -> Path:
     weights, activations = recipe.weights, recipe.activations
     if not weights or not activations:
         refusal = "a native kernel needs both operands cast (torch)"
-        cast = weights or activations
-        nearest = _nearest(cast, _by_row(cast), n, k, device) if cast else "w=e4m3fn/row a=e4m3fn/row"
+        given = weights or activations or Cast(E4M3FN, ROW)
+        nearest = _nearest(weights or _by_row(given), activations or _by_row(given), n, k, device)
         return Path(None, f"{refusal}; nearest: {nearest}")
     if refusal := _refusal(weights, activations, n, k, device):
         return Path(None, f"{refusal}; nearest: {_nearest(weights, activations, n, k, device)}")

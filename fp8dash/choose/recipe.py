@@ -324,7 +324,9 @@ def parse_kv(text: str) -> KvCast:
     scale = parts[2] if len(parts) == 3 else "dynamic"
     _choose("KV cache scale", scale, KV_SCALES)
     if scale == "unit" and parts[1] != "tensor":
-        raise InvalidChoice(f"“{text}” shares a scale of 1.0 by {parts[1]}: write {parts[0]}/tensor/unit, all are 1.0.")
+        raise InvalidChoice(
+            f"“{text}” is refused: a scale of 1.0 is one for all (fp8dash); nearest: {parts[0]}/tensor/unit."
+        )
     if scale == "static" and parts[1] == "token":
         raise InvalidChoice(
             f"“{text}” is refused: no token's scale is known beforehand (compressed-tensors: tensor or attn_head); "
@@ -383,11 +385,13 @@ def _checked(recipe: Recipe, text: str) -> Recipe:
         )
     if recipe.accumulator and not _is_fp8_product(recipe):
         raise InvalidChoice(
-            f"“acc={recipe.accumulator.name}” adds FP8 products: cast w= and a= to e4m3fn or e5m2, or leave it out."
+            f"“acc={recipe.accumulator.name}” is refused: it adds products of e4m3fn and e5m2 alone (fp8dash); "
+            f"nearest: {_fp8_product(recipe)}."
         )
     if recipe.accumulator and recipe.overrides:
         raise InvalidChoice(
-            "“acc=” is one for all Linears (fp8dash): leave out w[pattern]= and a[pattern]=, use skip=."
+            "“acc=” is refused beside w[pattern]= and a[pattern]=: it is one for all Linears (fp8dash); "
+            f"nearest: {replace(recipe, overrides=()).text}."
         )
     for cast, where in _never_observed(recipe):
         if cast.is_observed:
@@ -410,6 +414,14 @@ def _never_observed(recipe: Recipe) -> list[tuple[Cast, str]]:
     casts = [(recipe.weights, "w"), (recipe.attention, "attn")]
     casts += [(override.cast, f"w[{override.pattern}]") for override in recipe.overrides if override.key == "w"]
     return [(cast, where) for cast, where in casts if cast]
+
+
+def _fp8_product(recipe: Recipe) -> str:
+    """The text of a recipe with both operands of its products in E4M3, the other's cast where one is missing."""
+    casts = (recipe.weights, recipe.activations)
+    weights, activations = (cast or next(filter(None, casts), Cast(E4M3FN, ROW)) for cast in casts)
+    weights = replace(weights, format=E4M3FN, when=DYNAMIC)
+    return replace(recipe, weights=weights, activations=replace(activations, format=E4M3FN), overrides=()).text
 
 
 def _is_fp8_product(recipe: Recipe) -> bool:

@@ -17,4 +17,7 @@ def cast_attention(model: Any, cast: Cast) -> None:
     AttentionMaskInterface.register(name, eager_mask)  # whole and additive, whatever the kernel could infer
     model.set_attn_implementation(name)
     if model.config.get_text_config(decoder=True)._attn_implementation != name:
-        raise ModelError(f"{type(model).__name__} does not let its attention be replaced: leave attn= out.")
+        raise ModelError(
+            f"attn= is refused: {type(model).__name__} does not let its attention be replaced (transformers); "
+            "nearest: the recipe without attn=."
+        )

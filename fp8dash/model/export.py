@@ -111,7 +111,8 @@ def _made_beforehand(model: Any) -> dict[str, Tensor]:
     attentions = [name.removesuffix(KEYS) for name, _ in model.named_modules() if name.endswith(KEYS)] if kv else []
     if len(attentions) != len(kv):
         raise ModelError(
-            "This model's attention has no k_proj of its own, so its KV scales have no name: leave kv= out."
+            "kv= is refused: this model's attention has no k_proj of its own, after which KV scales are named "
+            "(compressed-tensors); nearest: the recipe without kv=."
         )
     for name, (keys, values) in zip(attentions, kv, strict=True):
         found |= {f"{name}.k_scale": keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}

@@ -108,7 +108,10 @@ def cast_model(
     Weights of the blocks are cast where they lie, and lost. Others may be wanted as they were, and are copied first.
     """
     if recipe.casts_attention and backend == NATIVE:
-        raise KernelRefused("The KV cache and attention are only ever emulated: choose the backend auto or emulated.")
+        raise KernelRefused(
+            "The backend native is refused: no kernel here reads a cast KV cache or attention (fp8dash); "
+            "nearest: the backend auto."
+        )
     if recipe.needs_calibration and observed is NOTHING:
         raise ValueError(f"{recipe.text} takes scales from calibration text, and none was observed")
     if recipe.attention:
@@ -217,12 +220,15 @@ def _path(recipe: Recipe, name: str, linear: nn.Linear, device: Device, backend:
     path = native_path(recipe, n, k, device)
     if recipe.accumulator:
         if backend == NATIVE:
-            raise KernelRefused(f"acc={recipe.accumulator.name} is simulated: choose the backend auto or emulated.")
+            raise KernelRefused(
+                f"The backend native is refused: acc={recipe.accumulator.name} is simulated (fp8dash); "
+                "nearest: the backend auto."
+            )
         return Path(None, recipe.accumulator.meaning)
     if backend == EMULATED:
         return Path(None, "the emulated backend was asked for")
     if backend == NATIVE and not path.is_native:
-        raise KernelRefused(f"{name} cannot run natively: {path.reason}. Choose the backend auto or emulated.")
+        raise KernelRefused(f"{name} cannot run natively: {path.reason}, or the backend auto.")
     return path
 
 

@@ -169,8 +169,8 @@ def _plain_layers(config: Any) -> int:
     layers = DynamicCache(config=config).layers
     if odd := sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN}):
         raise ModelError(
-            f"The cache of this model has layers that are not keys and values alone ({', '.join(odd)}), which kv= "
-            "cannot cast: leave kv= out."
+            f"kv= is refused: this model's cache has layers that are not keys and values alone, {', '.join(odd)} "
+            "(transformers); nearest: the recipe without kv=."
         )
     return len(layers)
 
