@@ -19,7 +19,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import MEASURES, STAGES, Measurement, Progress, Request, StageResult, TaskItem
 from fp8dash.errors import CorpusError, InvalidChoice
 from fp8dash.measure.harness import OWN_FOLDER, Asking, find_tasks, harness, scores_of_documents
-from fp8dash.measure.needle import NOISE, build_prompt
+from fp8dash.measure.needle import NOISE, Grid, build_prompt
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.kv_cache import quantized_cache
@@ -157,9 +157,10 @@ def test_the_harness_asks_for_the_same_needles_as_our_own_measure(loaded):
     docs = list(task.eval_docs)
     task.build_all_requests(limit=3)
     for doc, request in zip(docs, task.instances, strict=False):
-        prompt = build_prompt(loaded.tokenizer, [NOISE], doc["length"], doc["depth"], task.instances.index(request) % 2)
+        grid = Grid((doc["length"],), (doc["depth"],), (NOISE,), seed=task.instances.index(request) % 2)
+        prompt = build_prompt(loaded.tokenizer, grid, doc["length"], doc["depth"], 0, "off")
         assert request.args[0] == loaded.tokenizer.decode(prompt.ids)
-        assert doc["expected"] == prompt.expected and prompt.expected in request.args[0]
+        assert (doc["expected"],) == prompt.expected and doc["expected"] in request.args[0]
     assert task.process_results(docs[0], [f"It is {docs[0]['expected']}."]) == {"needle": 1.0}
     assert task.process_results(docs[0], ["It is 1234567."]) == {"needle": 0.0}
 
