@@ -4,7 +4,6 @@ Stages that only prepare are always walked; what an earlier attempt recorded is 
 Knows no database and no queue.
 """
 
-import hashlib
 import resource
 import sys
 import time
@@ -28,6 +27,7 @@ from fp8dash.measure.corpora import Corpus, Windows, calibration_windows, cut_wi
 from fp8dash.measure.decode import decode
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
+from fp8dash.measure.kept import name_of
 from fp8dash.measure.kv_cache import Paths, kv_baseline, kv_memory, kv_paths
 from fp8dash.measure.needle import (
     Answer,
@@ -251,8 +251,7 @@ def _grid(request: Request, corpus: Corpus) -> Grid:
 
 def _export(bench: Bench) -> Iterator[Item]:
     loaded, recipe = bench.loaded, bench.recipe
-    told = (loaded.content_hash, recipe.text, bench.calibrated_on)
-    name = f"{loaded.folder.name}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"
+    name = f"{loaded.folder.name}-{name_of(loaded.content_hash, recipe.text, bench.calibrated_on)[:12]}"
     yield (yield from export(loaded.model, loaded.folder, recipe, bench.cache / "checkpoints" / name))
 
 

@@ -29,6 +29,7 @@ from fp8dash.choose.records import Progress
 from fp8dash.errors import ModelError, NotFinite
 from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import CHUNK, TOP, Comparer, Told, told
+from fp8dash.measure.kept import name_of
 from fp8dash.measure.noise_floor import in_float32
 from fp8dash.quant.kv_cache import quantized_cache
 
@@ -109,10 +110,10 @@ def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> It
 
 def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: Windows, device: str) -> Path:
     """Where a baseline is kept: one name for everything that bears on its bits."""
-    facts = (
-        FORMAT, model_hash, corpus_hash, windows.content_hash, device, torch.__version__, torch.get_num_threads(),
-    )  # fmt: skip
-    return folder / "baselines" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.safetensors"
+    name = name_of(
+        FORMAT, model_hash, corpus_hash, windows.content_hash, device, torch.__version__, torch.get_num_threads()
+    )
+    return folder / "baselines" / f"{name}.safetensors"
 
 
 @torch.no_grad()

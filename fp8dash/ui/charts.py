@@ -112,7 +112,7 @@ def quality_scatter(
     span = _y_range(points, intervals)
     figure.update_yaxes(title="KLD from BF16 (nats, log)", type="log", range=span, **_log_ticks(span))
     _better(figure, right=x.better == "higher")
-    return _dressed(figure, PLOT_PIXELS + 114, bottom=80)
+    return dressed(figure, PLOT_PIXELS + 114, bottom=80)
 
 
 def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Look]) -> go.Figure:
@@ -136,7 +136,7 @@ def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Loo
         figure.add_bar(x=[None], y=[None], name=name, marker={"color": colour, "pattern": pattern}, row=1, col=1)
     figure.update_xaxes(tickangle=0)
     figure.update_layout(barmode="stack", bargap=0.25, bargroupgap=0.05)
-    return _dressed(figure, 210 * len(sizes) + 90 if stacked else 380, bottom=85)
+    return dressed(figure, 210 * len(sizes) + 90 if stacked else 380, bottom=85)
 
 
 def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Look]) -> go.Figure:
@@ -157,7 +157,7 @@ def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Lo
     sizes = sorted({point.m for found in points.values() for point in found})
     figure.update_xaxes(title="M (tokens, log)", type="log", tickvals=sizes, ticktext=[f"{m:,}" for m in sizes])
     figure.update_yaxes(title="TFLOPS", rangemode="tozero")
-    return _dressed(figure, 330, bottom=85)
+    return dressed(figure, 330, bottom=85)
 
 
 def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Figure:
@@ -176,7 +176,7 @@ def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Fig
     figure.update_xaxes(title="KLD (nats)", zeroline=True, zerolinecolor=GREY)
     figure.update_yaxes(type="category")
     figure.update_layout(barmode="group", bargap=0.3, bargroupgap=0.05, legend_traceorder="reversed")
-    return _dressed(figure, 120 + 32 * max(1, len(ranked)), bottom=85)
+    return dressed(figure, 120 + 32 * max(1, len(ranked)), bottom=85)
 
 
 def study_points(bars: Sequence[Bar], axis: str) -> go.Figure:
@@ -195,7 +195,7 @@ def study_points(bars: Sequence[Bar], axis: str) -> go.Figure:
     span = _span(ends)
     figure.update_xaxes(title=f"{axis}, log, lower is better", type="log", range=span, **_log_ticks(span))
     figure.update_yaxes(type="category", autorange="reversed")
-    return _dressed(figure, 100 + 30 * max(1, len(drawn)))
+    return dressed(figure, 100 + 30 * max(1, len(drawn)))
 
 
 def needle_maps(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
@@ -274,7 +274,7 @@ def window_differences(
     count = max((len(found) for found in windows.values()), default=1)
     figure.update_xaxes(title="window (means with 95 % interval at the left)", tickvals=_ticks(count), zeroline=False)
     figure.update_yaxes(title=f"{title}, lower is better", zeroline=False)
-    return _dressed(figure, 360, bottom=100)
+    return dressed(figure, 360, bottom=100)
 
 
 def layer_map(layers: Sequence[Layer]) -> go.Figure:
@@ -284,14 +284,14 @@ def layer_map(layers: Sequence[Layer]) -> go.Figure:
 
 def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """SQNR by layer name, one map a title: blocks downwards, projections rightwards, one colour scale for all."""
-    grids = [{_place(name): value for name, value in found.items()} for found in maps.values()]
+    grids = [{place_of(name): value for name, value in found.items()} for found in maps.values()]
     parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
     blocks = sorted({block for grid in grids for block, _ in grid})
     figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
     for column, (title, grid) in enumerate(zip(maps, grids, strict=True), start=1):
         figure.add_heatmap(
             z=[[grid.get((b, p)) for p in parts] for b in blocks], coloraxis="coloraxis", xgap=2, ygap=1,
-            x=[_short(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
+            x=[short_part(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
             hovertemplate="block %{y} %{x}: %{z:.1f} dB<extra></extra>", row=1, col=column,
         )  # fmt: skip
         figure.update_xaxes(title=_html(title) or None, side="top", row=1, col=column)
@@ -300,21 +300,23 @@ def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
     bar = {"title": "dB", "thickness": 12, "outlinewidth": 0}
     figure.update_layout(coloraxis={"colorscale": TEAL, "colorbar": bar})
     titled = any(maps)
-    return _dressed(figure, max(220, 15 * len(blocks) + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
+    return dressed(figure, max(220, 15 * len(blocks) + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
 
 
 def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
     """Weight SQNR of the same projection in every block, one small panel a projection, one line a run."""
     named = {name: [layer for layer in found if layer.sqnr_db is not None] for name, found in layers.items()}
-    parts = list(dict.fromkeys(_place(layer.name)[1] for found in named.values() for layer in found))[:8]
+    parts = list(dict.fromkeys(place_of(layer.name)[1] for found in named.values() for layer in found))[:8]
     columns = min(4, max(1, len(parts)))
     figure = make_subplots(
         rows=max(1, math.ceil(len(parts) / columns)), cols=columns, shared_yaxes="all", shared_xaxes=True,
-        subplot_titles=[_short(part) for part in parts], vertical_spacing=0.16, horizontal_spacing=0.02,
+        subplot_titles=[short_part(part) for part in parts], vertical_spacing=0.16, horizontal_spacing=0.02,
     )  # fmt: skip
     for i, part in enumerate(parts):
         for name, found in named.items():
-            here = sorted((_place(layer.name)[0], layer.sqnr_db) for layer in found if _place(layer.name)[1] == part)
+            here = sorted(
+                (place_of(layer.name)[0], layer.sqnr_db) for layer in found if place_of(layer.name)[1] == part
+            )
             figure.add_scatter(
                 x=[block for block, _ in here], y=[sqnr for _, sqnr in here], mode="lines", name=name,
                 line={"color": looks[name].colour, "width": 1.8, "dash": _dash(looks[name].symbol)}, legendgroup=name,
@@ -324,7 +326,7 @@ def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]
     figure.update_yaxes(title="SQNR (dB)", col=1)
     figure.update_xaxes(tickformat="d", nticks=5)
     figure.update_xaxes(title="block", row=math.ceil(len(parts) / columns) or 1)
-    return _dressed(figure, 420, top=40, bottom=100)
+    return dressed(figure, 420, top=40, bottom=100)
 
 
 def inked(figure: go.Figure, *, dark: bool) -> go.Figure:
@@ -668,20 +670,21 @@ def _maps(
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_yaxes(title="depth", col=1)
     figure.update_xaxes(title="length (tokens)", type="category")
-    return _dressed(figure, 280, bottom=55)
+    return dressed(figure, 280, bottom=55)
 
 
-def _place(name: str) -> tuple[int, str]:
+def place_of(name: str) -> tuple[int, str]:
     """Block and projection of a layer's name; -1 outside the blocks.
 
-    >>> _place("model.layers.3.mlp.down_proj"), _place("lm_head")
+    >>> place_of("model.layers.3.mlp.down_proj"), place_of("lm_head")
     ((3, 'mlp.down_proj'), (-1, 'lm_head'))
     """
     found = re.search(r"\.(\d+)\.(.+)$", name)
     return (int(found[1]), found[2]) if found else (-1, name)
 
 
-def _short(part: str) -> str:
+def short_part(part: str) -> str:
+    """A projection's name as an axis bears it, escaped."""
     return _html(part.rsplit(".", 1)[-1].removesuffix("_proj"))
 
 
@@ -702,13 +705,10 @@ def _html(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60) -> go.Figure:
+def dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60) -> go.Figure:
+    """The figure with the height (pixels), margins, legend and type size that all have."""
     figure.update_layout(
         height=height, margin={"l": 10, "r": 20, "t": top, "b": bottom}, hoverlabel={"align": "left"}, separators=".,",
         legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0}, font={"size": 13},
     )  # fmt: skip
     return figure
-
-
-dressed = _dressed  # for the figures of charts_formats.py, charts_planner.py and charts_tensors.py
-place_of, short_part = _place, _short
