@@ -22,16 +22,15 @@ from fp8dash.choose.checkpoint import quantization_config
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Artefact, Progress
 from fp8dash.errors import ModelError
-from fp8dash.model.swap import EmulatedLinear, NativeLinear, SimulatedLinear
+from fp8dash.model.swap import CodesLinear, EmulatedLinear
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
 from fp8dash.quant.packing import pack
 
-CAST = (EmulatedLinear, NativeLinear, SimulatedLinear)
+CAST = (EmulatedLinear, CodesLinear)
 WEIGHT, KEYS = ".weight", ".k_proj"
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt")  # of the tokenizer and the generation settings
 INDEX = "model.safetensors.index.json"
-BLOCK = 1 << 20
 
 
 def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[Progress, None, Artefact]:
@@ -137,8 +136,7 @@ def _measured(place: Path) -> tuple[int, str]:
     size, digest = 0, hashlib.sha256()
     for file in sorted(place.iterdir()):
         digest.update(file.name.encode())
+        size += file.stat().st_size
         with file.open("rb") as stream:
-            while block := stream.read(BLOCK):
-                size += len(block)
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)  # goes on with what was digested before
     return size, digest.hexdigest()

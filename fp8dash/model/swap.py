@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -60,42 +61,53 @@ class EmulatedLinear(nn.Module):
         return F.linear(self.activations.emulated(x) if self.activations else x, self.weight, self.bias)
 
 
-class NativeLinear(nn.Module):
-    """A Linear whose codes go to a native kernel."""
+class CodesLinear(nn.Module):
+    """A Linear that multiplies codes: how is its subclasses' matter."""
 
-    def __init__(self, weight: Quantized, bias: Tensor | None, activations: ActivationCast, kernel: str) -> None:
+    def __init__(self, weight: Quantized, bias: Tensor | None, activations: ActivationCast) -> None:
         """Takes the weight's codes [out, in]."""
         super().__init__()
         self.weight = weight
         self.bias = bias
         self.activations = activations
-        self.kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        out = multiply(self.activations.native(x), self.weight, self.kernel, x.dtype)
+        out = self.product(self.activations.native(x), x.dtype)
         out = out if self.bias is None else out + self.bias
         return out.view(*x.shape[:-1], out.shape[-1])
 
+    def product(self, x: Quantized, dtype: torch.dtype) -> Tensor:
+        """Codes of activations [tokens, in] by the weight's: [tokens, out] in `dtype`."""
+        raise NotImplementedError
 
-class SimulatedLinear(nn.Module):
+
+class NativeLinear(CodesLinear):
+    """A Linear whose codes go to a native kernel."""
+
+    def __init__(self, weight: Quantized, bias: Tensor | None, activations: ActivationCast, kernel: str) -> None:
+        """Takes the weight's codes [out, in] and the kernel's name."""
+        super().__init__(weight, bias, activations)
+        self.kernel = kernel
+
+    def product(self, x: Quantized, dtype: torch.dtype) -> Tensor:
+        """By the kernel."""
+        return multiply(x, self.weight, self.kernel, dtype)
+
+
+class SimulatedLinear(CodesLinear):
     """A Linear whose products are added as a simulated tensor core adds them. Thousands of times slower."""
 
     def __init__(
         self, weight: Quantized, bias: Tensor | None, activations: ActivationCast, accumulator: Accumulator
     ) -> None:
-        """Takes the weight's codes [out, in]."""
-        super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self.activations = activations
+        """Takes the weight's codes [out, in] and how they are added."""
+        super().__init__(weight, bias, activations)
         self.accumulator = accumulator
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] to [..., out]."""
-        out = scaled_product(self.activations.native(x), self.weight, self.accumulator).to(x.dtype)
-        out = out if self.bias is None else out + self.bias
-        return out.view(*x.shape[:-1], out.shape[-1])
+    def product(self, x: Quantized, dtype: torch.dtype) -> Tensor:
+        """As the accumulator adds."""
+        return scaled_product(x, self.weight, self.accumulator).to(dtype)
 
 
 def cast_model(
