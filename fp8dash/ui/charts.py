@@ -284,23 +284,38 @@ def layer_map(layers: Sequence[Layer]) -> go.Figure:
 
 def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """SQNR by layer name, one map a title: blocks downwards, projections rightwards, one colour scale for all."""
+    figure, rows = layer_maps(maps, hover="%{z:.1f} dB", bar={"title": "dB"})
+    titled = any(maps)
+    return dressed(figure, max(220, 15 * rows + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
+
+
+def layer_maps(
+    maps: Mapping[str, Mapping[str, float]], *, hover: str, bar: Mapping[str, Any],
+    colour: Callable[[float], float | None] = float, written: Callable[[float], str] = str,
+) -> tuple[go.Figure, int]:  # fmt: skip
+    """Heat maps of numbers by layer name, one a title, all of one colour scale, and how many blocks they show.
+
+    A cell's place on the scale is `colour` of its number; `hover` may name it as z, and as text what is `written`.
+    """
     grids = [{place_of(name): value for name, value in found.items()} for found in maps.values()]
     parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
     blocks = sorted({block for grid in grids for block, _ in grid})
     figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
     for column, (title, grid) in enumerate(zip(maps, grids, strict=True), start=1):
+        cells = [[grid.get((block, part)) for part in parts] for block in blocks]
         figure.add_heatmap(
-            z=[[grid.get((b, p)) for p in parts] for b in blocks], coloraxis="coloraxis", xgap=2, ygap=1,
+            z=[[None if value is None else colour(value) for value in line] for line in cells],
+            text=[["" if value is None else written(value) for value in line] for line in cells],
             x=[short_part(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
-            hovertemplate="block %{y} %{x}: %{z:.1f} dB<extra></extra>", row=1, col=column,
+            hovertemplate=f"block %{{y}} %{{x}}: {hover}<extra></extra>", coloraxis="coloraxis", xgap=2, ygap=1,
+            name=title, row=1, col=column,
         )  # fmt: skip
         figure.update_xaxes(title=_html(title) or None, side="top", row=1, col=column)
     figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
     figure.update_yaxes(title="block", col=1)
-    bar = {"title": "dB", "thickness": 12, "outlinewidth": 0}
-    figure.update_layout(coloraxis={"colorscale": TEAL, "colorbar": bar})
-    titled = any(maps)
-    return dressed(figure, max(220, 15 * len(blocks) + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
+    whole = {"thickness": 12, "outlinewidth": 0, **bar}
+    figure.update_layout(coloraxis={"colorscale": TEAL, "colorbar": whole})
+    return figure, len(blocks)
 
 
 def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:

@@ -14,7 +14,7 @@ from fp8dash.choose.formats import FloatFormat, Format
 from fp8dash.choose.recipe import parse_cast
 from fp8dash.choose.records import BINADES, OUTLIER, LadderPoint, TensorProfile
 from fp8dash.metrics import as_power, three
-from fp8dash.ui.charts import GREY, SYMBOLS, TEAL, dressed, place_of, short_part
+from fp8dash.ui.charts import GREY, SYMBOLS, dressed, layer_maps, place_of
 from fp8dash.ui.charts_formats import HUES
 
 NORMAL, SUBNORMAL, LOST = "20,137,138", "176,121,42", "194,69,61"  # red, green, blue of a figure's shades
@@ -71,27 +71,16 @@ def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid])
 
 def spread_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """Amax over RMS by layer name, one map a kind: blocks downwards, projections rightwards, one log colour scale."""
-    grids = [{place_of(name): value for name, value in found.items()} for found in maps.values()]
-    parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
-    blocks = sorted({block for grid in grids for block, _ in grid})
-    figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
-    for column, (title, grid) in enumerate(zip(maps, grids, strict=True), start=1):
-        cells = [[grid.get((block, part)) for part in parts] for block in blocks]
-        figure.add_heatmap(
-            z=[[math.log10(value) if value else None for value in line] for line in cells], coloraxis="coloraxis",
-            x=[short_part(part) for part in parts], y=[str(b) if b >= 0 else "other" for b in blocks], xgap=2, ygap=1,
-            text=[["" if value is None else three(value) for value in line] for line in cells],
-            hovertemplate="block %{y} %{x}: amax %{text} × RMS<extra></extra>", name=title, row=1, col=column,
-        )  # fmt: skip
-        figure.update_xaxes(title=title, side="top", row=1, col=column)
-    figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
-    figure.update_yaxes(title="block", col=1)
     bar = {
-        "title": "amax ÷ RMS", "thickness": 12, "outlinewidth": 0, "tickvals": [math.log10(tick) for tick in TICKS],
+        "title": "amax ÷ RMS", "tickvals": [math.log10(tick) for tick in TICKS],
         "ticktext": [f"{tick:,}" for tick in TICKS],
     }  # fmt: skip
-    figure.update_layout(coloraxis={"colorscale": TEAL, "colorbar": bar})
-    return dressed(figure, max(240, 15 * len(blocks) + 100), top=60, bottom=20)
+    figure, rows = layer_maps(maps, hover="amax %{text} × RMS", bar=bar, colour=_decades, written=three)
+    return dressed(figure, max(240, 15 * rows + 100), top=60, bottom=20)
+
+
+def _decades(value: float) -> float | None:
+    return math.log10(value) if value else None
 
 
 def outlier_channels(profiles: Sequence[TensorProfile]) -> go.Figure:
