@@ -13,11 +13,10 @@ import streamlit as st
 from fp8dash.choose.codes import CLIPPED, EXACT, FLUSHED, ROUNDED, Code, Nearest, nearest, read, special_codes, title
 from fp8dash.choose.formats import FORMATS, FloatFormat, Format, neighbours, values
 from fp8dash.choose.numerics import ROUNDINGS, chance_up, on_grid
-from fp8dash.errors import Fp8dashError
 from fp8dash.metrics import DASH, as_power, exactly, signed, three
 from fp8dash.ui import casting, charts_formats
 from fp8dash.ui.casting import format_box
-from fp8dash.ui.frame import Frame, draw, say_error
+from fp8dash.ui.frame import Frame, answer_first, draw
 from fp8dash.ui.words import plain
 
 ONE, CAST, SCALES, FACTS = "One number", "Cast a few numbers", "Scale rules", "All formats"
@@ -58,16 +57,7 @@ def page(frame: Frame) -> None:
     view = st.segmented_control(
         "View", list(VIEWS), default=ONE, required=True, key="view", bind="query-params", label_visibility="collapsed"
     )
-    try:
-        with st.container(key="formats_tables"):
-            answer, more = VIEWS[str(view)]()
-    except Fp8dashError as error:
-        head.title("What was typed cannot be cast", anchor=False)
-        say_error(error)
-        return
-    with head:
-        st.title(answer, anchor=False)
-        st.markdown(more)
+    answer_first(head, "What was typed cannot be cast", "formats_tables", VIEWS[str(view)])
 
 
 def one_number() -> tuple[str, str]:

@@ -95,6 +95,23 @@ def say_error(error: Exception) -> None:
     st.error(plain(str(error)))
 
 
+def answer_first(head: Any, wrong: str, key: str, view: Callable[[], tuple[str, str]]) -> None:
+    """Draws a view in a container of its own, and in `head`, above it, the title and sentence that it comes to.
+
+    Where what was typed cannot be, the title is `wrong` and the sentence says why.
+    """
+    try:
+        with st.container(key=key):
+            answer, more = view()
+    except Fp8dashError as error:
+        head.title(wrong, anchor=False)
+        say_error(error)
+        return
+    with head:
+        st.title(answer, anchor=False)
+        st.markdown(more)
+
+
 def draw(figure: Any, *, key: str, alt: str) -> None:
     """A figure, its text in the theme's ink, and ways to take it along."""
     st.plotly_chart(_inked(figure), key=key, config=charts.config(key, _image()), alt=alt)

@@ -15,10 +15,9 @@ from fp8dash.choose.architecture import CONFIGS, FAMILIES, KNOWN, SOURCE, Archit
 from fp8dash.choose.presets import PRESETS, recipe_from
 from fp8dash.choose.recipe import KV_FORMATS, Recipe, parse_kv
 from fp8dash.choose.roofline import REACH, USABLE, Plan, curve, per_million
-from fp8dash.errors import Fp8dashError
 from fp8dash.metrics import DASH, three
 from fp8dash.ui import charts, charts_planner
-from fp8dash.ui.frame import Frame, draw, say_error
+from fp8dash.ui.frame import Frame, answer_first, draw
 from fp8dash.ui.words import lasted, plain
 
 PASTED = "A config.json …"
@@ -60,16 +59,7 @@ def page(frame: Frame) -> None:
     """Choices, the answer in words, then what it rests on."""
     st.html(STYLE)
     head = st.container()
-    try:
-        with st.container(key="planner_tables"):
-            answer, more = _plan()
-    except Fp8dashError as error:
-        head.title("This cannot be planned", anchor=False)
-        say_error(error)
-        return
-    with head:
-        st.title(answer, anchor=False)
-        st.markdown(more)
+    answer_first(head, "This cannot be planned", "planner_tables", _plan)
 
 
 def _plan() -> tuple[str, str]:
