@@ -14,7 +14,7 @@ from fp8dash.choose.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.needles import check_needles
 from fp8dash.choose.presets import recipe_from
-from fp8dash.choose.recipe import BASELINE_TEXT
+from fp8dash.choose.recipe import BASELINE_TEXT, Recipe
 from fp8dash.choose.windows import Reading
 from fp8dash.errors import InvalidChoice
 
@@ -87,14 +87,27 @@ class Request:
             raise InvalidChoice("No model is named: choose “demo”, a local folder or a Hub id.")
         if not self.corpus.strip():
             raise InvalidChoice("No corpus is named: choose “pydocs” or the path of a UTF-8 text file.")
+        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
+            raise InvalidChoice(f"“{self.device}” is not a device: choose auto, cpu, cuda or cuda:1.")
+        self._check_choices()
+        self._check_ranges()
+        tasks, recipe = self._checked_tasks(), recipe_from(self.recipe)
+        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.casts_weights:
+            raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
+        if "export" in self.measures and recipe.casts_linears:
+            refuse_no_checkpoint(recipe)
+        return dataclasses.replace(self, recipe=recipe.text, tasks=tasks, measures=self._implied(recipe, tasks))
+
+    def _check_choices(self) -> None:
         _one_of("backend", self.backend, tuple(BACKENDS))
         check_needles(self.needle_kind, self.haystack, self.needle_chat, self.needle_repeats)
         _one_of("task prompt", self.task_prompt, tuple(TASK_PROMPTS))
         _one_of("task precision", self.task_precision, tuple(TASK_PRECISIONS))
         for measure in self.measures:
             _one_of("measure", measure, MEASURES)
-        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
-            raise InvalidChoice(f"“{self.device}” is not a device: choose auto, cpu, cuda or cuda:1.")
+        _one_of("granularity of the sensitivity", self.sensitivity, tuple(GRANULARITIES))
+
+    def _check_ranges(self) -> None:
         _within("windows", (self.windows,), 1, 100_000)
         _within("window length", (self.window_length,), 16, 1_048_576)
         _within("calibration windows", (self.calibration_windows,), 1, 4_096)
@@ -104,9 +117,11 @@ class Request:
         _within("GEMM M", self.gemm_m, 1, 65_536)
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)
-        _one_of("granularity of the sensitivity", self.sensitivity, tuple(GRANULARITIES))
         _within("decode batch", self.decode_batches, 1, 1024)
         _within("task limit", (self.task_limit,), 0, 10_000_000)
+
+    def _checked_tasks(self) -> tuple[str, ...]:
+        """The tasks' names, each once."""
         tasks = tuple(dict.fromkeys(name.strip() for name in self.tasks if name.strip()))
         if "tasks" in self.measures and not tasks:
             raise InvalidChoice("No task is named: name one of lm-eval's, such as fp8dash_pydocs, or leave tasks out.")
@@ -115,17 +130,17 @@ class Request:
                 raise InvalidChoice(
                     f"“{name}” is not the name of a task: your own belong into the tasks folder, by name."
                 )
-        recipe = recipe_from(self.recipe)
-        if parse_budget(self.sensitivity_budget).of == "bits" and recipe.casts_linears and not recipe.casts_weights:
-            raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
-        casts_cache = recipe.kv is not None and "perplexity" in self.measures
-        more = ("kv",) if casts_cache else ()  # else no number would read the cache
-        if "export" in self.measures and recipe.casts_linears:
-            refuse_no_checkpoint(recipe)
+        return tasks
+
+    def _implied(self, recipe: Recipe, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        """What is measured, with what the recipe and the tasks bring along, and without what they leave nothing of."""
+        brought = []
+        if recipe.kv is not None and "perplexity" in self.measures:
+            brought.append("kv")  # else no number would read the cache
+        if tasks:
+            brought.append("tasks")
         nothing = () if recipe.casts_linears else ("export",)  # the model's own files serve it already
-        measures = (name for name in self.measures if name not in nothing)
-        named = tuple(dict.fromkeys((*measures, *more, *(["tasks"] if tasks else []))))
-        return dataclasses.replace(self, recipe=recipe.text, tasks=tasks, measures=named)
+        return tuple(name for name in dict.fromkeys((*self.measures, *brought)) if name not in nothing)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
