@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.errors import InvalidChoice
 
 FAMILIES = (
@@ -272,6 +271,8 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {  # what planning reads of eac
                      "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
                      "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
                      "first_k_dense_replace": 3, "max_position_embeddings": 163840}, "deepseek-ai/DeepSeek-V3"),
-    MODELS[DEMO].title: ({"model_type": "llama", **dict(MODELS[DEMO].config)}, "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "SmolLM2-135M-Instruct": (_llama(num_hidden_layers=30, hidden_size=576, intermediate_size=1536, vocab_size=49152,
+                                     num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+                                     tie_word_embeddings=1), "HuggingFaceTB/SmolLM2-135M-Instruct"),
 }  # fmt: skip
 KNOWN = {name: architecture(config, name) for name, (config, _) in CONFIGS.items()}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8dash.choose.architecture import KNOWN, Architecture
 from fp8dash.choose.recipe import Cast, Recipe
 from fp8dash.errors import ModelError
 
@@ -57,7 +58,7 @@ class CatalogModel:
     name: str
     title: str
     summary: str
-    config: tuple[tuple[str, int], ...]  # what estimate() needs before the model is on disk
+    architecture: Architecture  # what estimate() needs before the model is on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,7 @@ MODELS = {
             DEMO,
             "SmolLM2-135M-Instruct",
             "135 M parameters from a wheel on the package index: no network at run time, quick on a CPU.",
-            (
-                ("num_hidden_layers", 30),
-                ("hidden_size", 576),
-                ("intermediate_size", 1536),
-                ("num_attention_heads", 9),
-                ("num_key_value_heads", 3),
-                ("vocab_size", 49152),
-                ("max_position_embeddings", 8192),
-                ("tie_word_embeddings", 1),
-            ),
+            KNOWN["SmolLM2-135M-Instruct"],
         ),
     )
 }
@@ -107,34 +99,20 @@ USUAL_TASKS = {  # of lm-eval, from the Hub
 }
 
 
-def shape_from_config(config: dict[str, int]) -> ModelShape:
-    """The weights of a Llama-shaped model from its config.json.
+def shape_from_architecture(model: Architecture) -> ModelShape:
+    """The weights of a dense model by its architecture.
 
-    >>> shape_from_config(dict(MODELS["demo"].config)).parameters
+    >>> shape_from_architecture(MODELS["demo"].architecture).parameters
     134515008
     """
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    layers, vocab, tied = (
-        config["num_hidden_layers"],
-        config["vocab_size"],
-        bool(config.get("tie_word_embeddings")),
-    )
-    head = config.get("head_dim") or hidden // heads
-    q, kv = heads * head, (config.get("num_key_value_heads") or heads) * head
-    linears = (
-        (("self_attn.q_proj",), q, hidden),
-        (("self_attn.k_proj", "self_attn.v_proj"), kv, hidden),
-        (("self_attn.o_proj",), hidden, q),
-        (("mlp.gate_proj", "mlp.up_proj"), inner, hidden),
-        (("mlp.down_proj",), hidden, inner),
-    )
     weights = []
-    for parts, n, k in linears:
-        names = tuple(f"model.layers.{layer}.{part}" for layer in range(layers) for part in parts)
-        weights.append(Weights("blocks", n, k, len(names), names))
-    weights += [Weights("embeddings", vocab, hidden), Weights("norms", 1, hidden, 2 * layers + 1)]
-    weights += [] if tied else [Weights("lm_head", vocab, hidden)]
-    return ModelShape(tuple(weights), config.get("max_position_embeddings", 0), tied)
+    for linear in model.linears:
+        names = tuple(f"model.layers.{layer}.{linear.name}" for layer in linear.layers)
+        weights.append(Weights("blocks", linear.n, linear.k, len(names), names))
+    weights.append(Weights("embeddings", model.vocabulary, model.hidden))
+    weights.append(Weights("norms", 1, model.hidden, model.vectors // model.hidden))
+    weights += [] if model.tied else [Weights("lm_head", model.vocabulary, model.hidden)]
+    return ModelShape(tuple(weights), model.context, model.tied)
 
 
 def shape_from_folder(folder: Path) -> ModelShape:
@@ -152,7 +130,7 @@ def shape_from_folder(folder: Path) -> ModelShape:
 def shape_of(model: str) -> ModelShape | None:
     """The shape of a catalogue model or a local folder; None for a Hub id, which is not looked up."""
     if model in MODELS:
-        return shape_from_config(dict(MODELS[model].config))
+        return shape_from_architecture(MODELS[model].architecture)
     folder = Path(model).expanduser()
     return shape_from_folder(folder) if folder.is_dir() else None
 
@@ -161,7 +139,7 @@ def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
     """Bits per cast weight, stored size and coverage of a recipe on a model.
 
     >>> from fp8dash.choose.recipe import parse_recipe
-    >>> found = estimate(parse_recipe("w=e4m3fn/1x32/rceil"), shape_from_config(dict(MODELS["demo"].config)))
+    >>> found = estimate(parse_recipe("w=e4m3fn/1x32/rceil"), shape_of("demo"))
     >>> found.bits_per_weight, round(found.coverage, 3)
     (8.25, 0.789)
     """
