@@ -43,6 +43,15 @@ METRICS = {
 }  # fmt: skip
 
 
+def inert(text: str) -> str:
+    """A text that no spreadsheet runs as a formula.
+
+    >>> inert("=SUM(A1)"), inert("FP8")
+    ("'=SUM(A1)", 'FP8')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def three(value: float | None) -> str:
     """Three significant digits, zeros kept, a proper minus sign.
 

@@ -21,8 +21,8 @@ from db.standings import Standing as Standing
 from db.store import FINISHED, STATES, Store
 from fp8dash.choose.records import LOWER, NEITHER, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
-from fp8dash.metrics import DASH, METRICS, Metric, heading, shown, signed
-from fp8dash.stats import SPEED_TIE, Difference, mcnemar, paired_difference, pairs, told_apart, windows_to_settle
+from fp8dash.metrics import DASH, METRICS, Metric, heading, inert, shown, signed
+from fp8dash.stats import SPEED_TIE, Difference, hits_tie, paired_difference, pairs, told_apart, windows_to_settle
 
 PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: what bears on its numbers
     "versions of fp8dash": lambda facts: facts.get("versions", {}).get("fp8dash"),
@@ -203,7 +203,7 @@ def leading(
 
     Windows are paired where text, cut and method are the same; runs that share none differ.
     """
-    found = {row.run: _difference(leader, row, windows, field) for row in others}
+    found = {row.run: window_difference(leader, row, windows, field) for row in others}
     known = {run: difference for run, difference in found.items() if difference}
     fallen = dict(zip(known, told_apart(list(known.values())), strict=True))
     apart = {run for run in found if fallen.get(run, True)}
@@ -224,8 +224,10 @@ def settling(more: int | None) -> str:
     return f"; about {more:,} more windows would settle it"
 
 
-def _difference(a: Standing, b: Standing, windows: Mapping[str, Sequence[Window]], field: str) -> Difference | None:
-    """Of the windows that both runs read; None where they read none alike."""
+def window_difference(
+    a: Standing, b: Standing, windows: Mapping[str, Sequence[Window]], field: str
+) -> Difference | None:
+    """The mean of b minus a over the windows that both runs read; None where they read none alike."""
     alike = (a.corpus, a.window_length, a.method) == (b.corpus, b.window_length, b.method)
     shared = list(zip(windows.get(a.run, ()), windows.get(b.run, ()), strict=False)) if alike else []
     if not shared:
@@ -241,7 +243,7 @@ def _tied(metric: Metric, a: Standing, b: Standing, needles: dict[str, list[Need
     if metric.name == "needle":
         hits = [{c.key: c.score >= 1 for c in needles[row.run]} for row in (a, b)]
         shared = sorted(set(hits[0]) & set(hits[1]))
-        return bool(shared) and mcnemar([hits[0][key] for key in shared], [hits[1][key] for key in shared]) > 0.05
+        return bool(shared) and hits_tie([hits[0][key] for key in shared], [hits[1][key] for key in shared])
     return metric.name == "gemm_speedup" and abs(left - right) <= SPEED_TIE * max(left, right)
 
 
@@ -277,6 +279,6 @@ def _json(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return "'" + value
+    if isinstance(value, str):
+        return inert(value)
     return "" if value is None else value

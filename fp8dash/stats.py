@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 RESAMPLES = 4_000
 CONFIDENCE = 0.95
+SIGNIFICANT = 0.05  # p of hits, whose test has no interval
 FEWEST_WINDOWS = 4  # below this an interval says nothing
 MOST_UNITS = 256  # resampled; more windows than this are first joined to neighbours, which keeps their correlation
 ROUNDING = 1e-12  # relative: differences that vary less than this are all the same
@@ -247,6 +248,11 @@ def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
     n = won + lost
     tail: float = sum(math.comb(n, i) for i in range(min(won, lost) + 1)) / 2**n
     return min(1.0, 2.0 * tail)
+
+
+def hits_tie(ours: Sequence[bool], theirs: Sequence[bool]) -> bool:
+    """True where chance alone may make two sets of paired hits differ so (McNemar, 5 %)."""
+    return mcnemar(ours, theirs) > SIGNIFICANT
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

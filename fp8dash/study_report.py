@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from db.store import ACTIVE, CANCELLED, FAILED, FINISHED
 from fp8dash.choose.records import Sensitivity
 from fp8dash.metrics import DASH, METRICS, heading, shown, signed, three
-from fp8dash.report import Standing, interval
-from fp8dash.stats import FEWEST_WINDOWS, Difference, paired_difference
+from fp8dash.report import Standing, interval, window_difference
+from fp8dash.stats import FEWEST_WINDOWS, Difference
 from fp8dash.study_evidence import Evidence
 
 NAMED = 4  # recipes that a sentence names, at most
@@ -110,10 +110,8 @@ def _known(row: Standing, metric: str) -> bool:
 
 def _difference(found: Evidence, best: Standing, row: Standing, field: str) -> Difference:
     """A run's mean minus the best one's over the same windows; without an interval where they have none."""
-    ours, theirs = ([getattr(w, field) for w in found.windows[run.run]] for run in (row, best))
-    if len(ours) == len(theirs) > 0:
-        return paired_difference(ours, theirs)
-    return Difference((row.kld or 0.0) - (best.kld or 0.0), None, None)
+    known = window_difference(best, row, found.windows, field)
+    return known or Difference((row.kld or 0.0) - (best.kld or 0.0), None, None)
 
 
 def _headline(found: Evidence, contest: Contest) -> str:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from db.store import Store
 from fp8dash.choose.records import Measurement, TaskItem
 from fp8dash.errors import InvalidChoice
-from fp8dash.stats import Difference, mcnemar, paired_difference
+from fp8dash.stats import Difference, hits_tie, paired_difference
 
 PREFIX, STDERR = "task_", "_stderr"
-SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +110,5 @@ def _difference(ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> TaskDif
     a, b, weights = [x.value for x in ours], [x.value for x in theirs], [x.weight for x in ours]
     found = paired_difference(a, b, weights=weights, neighbours=0)
     if {*a, *b} <= {0.0, 1.0}:
-        return TaskDifference(found, mcnemar([x == 1.0 for x in a], [x == 1.0 for x in b]) > SIGNIFICANT)
+        return TaskDifference(found, hits_tie([x == 1.0 for x in a], [x == 1.0 for x in b]))
     return TaskDifference(found, found.is_tie)

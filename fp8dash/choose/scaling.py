@@ -164,7 +164,6 @@ TILES = {t.name: t for t in (TENSOR, ROW, COLUMN, GROUP_1X128, BLOCK_128X128, GR
 RULES = {r.name: r for r in (FLOAT32, POW2, RCEIL, FLOOR, CEIL, EVEN, ONE_BIT, NVFP4, MOSS, UNIT, MSE)}
 GUARDS = {g.name: g for g in (EXACT, CT, VLLM, VLLM_GROUP, DEEPGEMM, TORCHAO, TE)}
 WHENS = {w.name: w for w in (DYNAMIC, STATIC, DELAYED)}
-PICKS = ("max", "recent")
 ALIASES = {"channel": "row", "token": "row", "block": "128x128"}
 
 

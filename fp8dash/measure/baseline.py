@@ -83,11 +83,6 @@ class Baseline:
         here = Told(*(getattr(self.told, field.name)[begin:end].to(device) for field in fields(Told)))
         return hidden.to(device), here
 
-    def mean_nll(self, index: int) -> float:
-        """A window's mean NLL, nats."""
-        begin, end = self.bounds[index : index + 2]
-        return float(self.told.nll[begin:end].mean())
-
 
 def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress | Baseline]:
     """Progress, then the baseline: read from `file`, or measured and kept there. Raises NotFinite or ModelError."""

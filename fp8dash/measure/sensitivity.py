@@ -29,7 +29,6 @@ from fp8dash.quant.cast import round_trip
 METHOD = "KLD from the baseline over the first windows, Linears of a part cast emulated and restored, v1"
 WINDOWS = 2  # at most: parts differ by far more than windows do
 BACKEND = "emulated"
-KEPT_BITS = 16.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 from fp8dash.choose.recipe import Cast, parse_recipe
 from fp8dash.choose.records import GemmPoint, Layer, NeedleCell, Sensitivity, Window
 from fp8dash.errors import InvalidChoice
-from fp8dash.metrics import METRICS, Metric, heading, powers, shown, signed, three
+from fp8dash.metrics import METRICS, Metric, heading, inert, powers, shown, signed, three
 from fp8dash.report import Standing
 from fp8dash.stats import paired_difference
 from fp8dash.study_report import Bar
@@ -465,7 +465,7 @@ def _cell(value: Any) -> Any:
     if value is None or isinstance(value, (int, float)):
         return value
     text = re.sub(r"<[^>]*>", " ", str(value))
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return inert(text)
 
 
 def _legend(figure: go.Figure, points: Sequence[Standing]) -> None:
