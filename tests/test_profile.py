@@ -33,6 +33,7 @@ from fp8dash.metrics import three
 from fp8dash.pipeline import STAGES as WALKED
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.error import error_of_cast
+from fp8dash.ui.charts import data_csv
 from fp8dash.ui.charts_tensors import grid_of, histograms, ladder_lines, outlier_channels, spread_maps
 from fp8dash.ui.words import plain
 from tests.test_pages import opened, said
@@ -196,6 +197,13 @@ def test_shares_below_a_magnitude_are_exact_at_powers_of_two_and_bounds_between(
     assert row.share_below(1.0) == (4 / 7, 4 / 7)
     assert row.share_below(0.55) == (2 / 7, 4 / 7)
     assert row.share_below(2.0**-60) == (0.0, 0.0) and row.share_below(2.0**30) == (1.0, 1.0)
+
+
+def test_a_maps_csv_holds_the_ratios_and_not_their_places_on_the_log_scale():
+    figure = spread_maps({"Weights": {LAYER: 100.0}, "Activations": {LAYER: 3_760.0}})
+    lines = data_csv(figure).splitlines()
+    assert lines[1].startswith("Weights,") and lines[1].split(",")[3] == "100.0"
+    assert lines[2].split(",")[3] == "3760.0"
 
 
 def test_figures_show_all_elements_and_shade_the_format_s_ranges(wide, windows):

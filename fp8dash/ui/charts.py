@@ -308,7 +308,7 @@ def layer_maps(
             text=[["" if value is None else written(value) for value in line] for line in cells],
             x=[short_part(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
             hovertemplate=f"block %{{y}} %{{x}}: {hover}<extra></extra>", coloraxis="coloraxis", xgap=2, ygap=1,
-            name=title, row=1, col=column,
+            name=title, customdata=cells, row=1, col=column,
         )  # fmt: skip
         figure.update_xaxes(title=_html(title) or None, side="top", row=1, col=column)
     figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
@@ -438,9 +438,10 @@ def _error(mean: float, low: float | None, high: float | None) -> dict[str, obje
 
 
 def _cells(trace: Any) -> Iterator[tuple[Any, ...]]:
-    for y, row in zip(trace.y, trace.z, strict=True):
-        for x, z in zip(trace.x, row, strict=True):
-            yield trace.name or "", x, y, z, None, None
+    numbers = trace.z if trace.customdata is None else trace.customdata  # z may be a place on a log scale
+    for y, row in zip(trace.y, numbers, strict=True):
+        for x, number in zip(trace.x, row, strict=True):
+            yield trace.name or "", x, y, number, None, None
 
 
 def _marks(trace: Any) -> Iterator[tuple[Any, ...]]:
