@@ -124,8 +124,8 @@ class AmaxLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Keeps and returns as usual."""
-        new = tuple(states.abs().amax(dim=(0, 2, 3)).float() for states in (key_states, value_states))
-        self.amax = new if self.amax is None else tuple(map(torch.maximum, self.amax, new))  # type: ignore[assignment]
+        new = _head_amax(key_states), _head_amax(value_states)
+        self.amax = new if self.amax is None else _larger(self.amax, new)
         held: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
         return held
 
@@ -150,10 +150,7 @@ def observing_cache(config: Any) -> Cache:
 def kv_amaxes(cache: Cache, before: tuple[tuple[Tensor, Tensor], ...] = ()) -> tuple[tuple[Tensor, Tensor], ...]:
     """The amax of keys and of values, [heads] each, by layer: of an observing cache and of those before it."""
     seen = tuple(layer.amax for layer in cache.layers if isinstance(layer, AmaxLayer) and layer.amax)
-    if not before:
-        return seen
-    pairs = zip(before, seen, strict=True)
-    return tuple((torch.maximum(a[0], b[0]), torch.maximum(a[1], b[1])) for a, b in pairs)
+    return tuple(_larger(*pair) for pair in zip(before, seen, strict=True)) if before else seen
 
 
 def keep_scales(model: Any, kv: KvCast, amaxes: tuple[tuple[Tensor, Tensor], ...]) -> None:
@@ -163,6 +160,15 @@ def keep_scales(model: Any, kv: KvCast, amaxes: tuple[tuple[Tensor, Tensor], ...
         tuple(scale_from_amax(amax if by_head else amax.amax().view(1), kv.cast) for amax in pair) for pair in amaxes
     ]
     setattr(model, SCALES, tuple(scales))
+
+
+def _head_amax(states: Tensor) -> Tensor:
+    """The largest magnitude of each head, [heads] float32, of [batch, heads, tokens, head_dim]."""
+    return states.abs().amax(dim=(0, 2, 3)).float()
+
+
+def _larger(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return torch.maximum(a[0], b[0]), torch.maximum(a[1], b[1])
 
 
 def _plain_layers(config: Any) -> int:
