@@ -35,7 +35,7 @@ h1, h2, h3 {letter-spacing: -0.01em;}
 .st-key-new_run_panel th, .st-key-new_run_panel td {padding: 0.35rem 0.5rem !important; white-space: nowrap;}
 </style>"""
 DARK = """<style>
-[data-testid="stBaseButton-primary"] p,
+[data-testid="stBaseButton-primary"]:not(:disabled) p,
 [data-testid="stMultiSelect"] span[title], [data-testid="stMultiSelect"] span[title] ~ *
 {color: #06201e !important;}
 </style>"""  # Streamlit writes white on the accent, which is light on a dark page
