@@ -45,22 +45,26 @@ class Answer:
     """What to ship, or nothing that fits; and why each of the others lost."""
 
     best: Standing | None
-    speed: Speed | None
+    speed: Speed | None  # of the best, where it is known
     lost: tuple[tuple[Standing, str], ...]
+    by: str = "size"  # what decided within the budget: "speed", or "size" where none is faster than BF16
+    timed: bool = False  # whether any speed within the budget is known
 
 
 def choose(rows: Sequence[Standing], budget: Budget, speeds: Mapping[str, Speed], tied: Sequence[str] = ()) -> Answer:
-    """The fastest within the budget, or where no speed is known the smallest; within 5 % of it, the lowest KLD.
+    """The fastest within the budget, or the smallest where none is known to be faster than BF16; within 5 % of it,
+    the lowest KLD.
 
     `speeds` are by run, on the target; the KLDs of `tied` runs, the best among them, cannot be told apart.
     """
     ranked = candidates(rows)
     within = [row for row in ranked if _spent(row, budget) <= budget.limit]
-    timed = [row for row in within if row.run in speeds]
-    pool = timed or within
-    best = min(_nearest(pool, speeds), key=lambda row: row.kld or 0.0, default=None)
-    lost = tuple((row, _why(row, best, budget, speeds, tied)) for row in ranked if row is not best)
-    return Answer(best, speeds.get(best.run) if best else None, lost)
+    times = [speeds[row.run].times for row in within if row.run in speeds]
+    gains = max(times, default=0.0) > 1 + SPEED_TIE
+    decisive = speeds if gains else {}
+    best = min(_nearest(within, decisive), key=lambda row: row.kld or 0.0, default=None)
+    lost = tuple((row, _why(row, best, budget, decisive, tied)) for row in ranked if row is not best)
+    return Answer(best, speeds.get(best.run) if best else None, lost, "speed" if gains else "size", bool(times))
 
 
 def _nearest(rows: Sequence[Standing], speeds: Mapping[str, Speed]) -> list[Standing]:
@@ -120,7 +124,8 @@ def evidence(answer: Answer) -> str:
         f"{shown(METRICS['model_bytes'], best.model_bytes)} MB" if best.model_bytes is not None else "",
         f"{best.bits_per_weight:.2f} bits a weight" if best.bits_per_weight else "",
     ]
-    how = "fastest within the budget" if answer.speed else "smallest within the budget, as no speed is known"
+    why = "none that was timed is faster than BF16" if answer.timed else "no speed is known"
+    how = "fastest within the budget" if answer.by == "speed" else f"smallest within the budget, as {why}"
     return f"{'; '.join(part for part in parts if part)}. It is the {how}; within 5 % of that, the lowest KLD."
 
 
