@@ -164,10 +164,9 @@ def _demo(options: argparse.Namespace) -> int:
     workers: list[Process] = []
     try:
         with _opened() as (store, queue):
-            known = {request: run for request in requests if (run := store.last_like(request))}
-            missing = [request for request in requests if request not in known]
-            new = queue.submit(missing, owner=options.owner, study="Demo: eight recipes") if missing else []
-            run_ids = [run.id for run in known.values()] + new
+            plan = study_evidence.plan(store, requests)
+            new = queue.submit(plan.missing, owner=options.owner, study="Demo: eight recipes") if plan.missing else []
+            run_ids = [*(run.id for run in plan.known), *new]
             if any(run.is_active for run in store.runs(ids=run_ids)) and not _alive(store):
                 workers.append(start_worker())
             status = _wait(store, run_ids, workers)

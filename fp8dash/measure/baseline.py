@@ -28,7 +28,7 @@ from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import Progress
 from fp8dash.errors import ModelError, NotFinite
 from fp8dash.measure.corpora import Windows
-from fp8dash.measure.divergence import CHUNK, TOP, Comparer, Told, told
+from fp8dash.measure.divergence import TOP, Comparer, Told, told_by
 from fp8dash.measure.kept import name_of
 from fp8dash.measure.noise_floor import in_float32
 from fp8dash.quant.kv_cache import quantized_cache
@@ -164,10 +164,8 @@ def _measured(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iter
         stream.write(_bytes(torch.tensor(floor, dtype=torch.float64)))
 
 
-@torch.no_grad()
 def _told(head: nn.Module, hidden: Tensor, targets: Tensor, index: int) -> Told:
-    chunks = [told(head(hidden[i : i + CHUNK]).float(), targets[i : i + CHUNK]) for i in range(0, len(hidden), CHUNK)]
-    found = Told(*(torch.cat([getattr(chunk, field.name) for chunk in chunks]) for field in fields(Told)))
+    found = told_by(head, hidden, targets)
     if not bool(torch.isfinite(found.nll).all()):
         raise NotFinite(
             f"The unquantized model gives NaN or infinity in window {index + 1}: it overflows in bfloat16, or is "

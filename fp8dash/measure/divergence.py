@@ -50,6 +50,14 @@ def told(logits: Tensor, targets: Tensor) -> Told:
     return Told(total.double().log() + (peak - truth), peak, total, likeliest, leaders)
 
 
+@torch.no_grad()
+def told_by(head: Head, hidden: Tensor, targets: Tensor) -> Told:
+    """What a head says of [tokens, hidden] states and the tokens that come next, chunk by chunk."""
+    starts = range(0, len(hidden), CHUNK)
+    chunks = [told(head(hidden[i : i + CHUNK]).float(), targets[i : i + CHUNK]) for i in starts]
+    return Told(*(torch.cat([getattr(chunk, field.name) for chunk in chunks]) for field in fields(Told)))
+
+
 class Comparer:
     """Compares a model with a baseline chunk by chunk, in three float32 blocks [rows, vocabulary] of its own.
 

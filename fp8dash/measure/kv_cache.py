@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
 from fp8dash.errors import NotFinite
+from fp8dash.measure.divergence import Comparer, told_by
 from fp8dash.measure.kept import keep, kept, name_of
 from fp8dash.model.reading import CHUNK, empty_cache, read_chunks
 from fp8dash.quant.kv_cache import quantized_cache
@@ -31,7 +32,6 @@ METHOD = "bytes held by the cache after one prefill over its tokens, v1"
 PATH_METHOD = f"first windows through the cache: in one forward, in chunks of {CHUNK}, token by token from the last, v1"
 WINDOWS = 4  # the fewest that give an interval
 DECODED = 64  # tokens of a window that are read one by one, at most
-ROWS = 64  # of logits at a time
 
 
 LABELS = {"forward": "one forward", "chunked": "chunked prefill", "decoded": "decode"}  # of the fields of Paths
@@ -97,11 +97,12 @@ def kv_paths(
     """
     few, caches = windows[:WINDOWS], list[Cache]()
     ours = yield from _paths(model, few, kv, "kv", caches)
+    comparer = Comparer(model.get_output_embeddings(), base_head)
     for name, label in LABELS.items():
         mine, theirs = getattr(ours, name), getattr(baseline, name)
         first = _decode_start(few.shape[1]) if name == "decoded" else 0
         found = [
-            _means(model.get_output_embeddings(), base_head, a, b, ids[first + 1 : first + 1 + len(a)])
+            _means(comparer, base_head, a, b, ids[first + 1 : first + 1 + len(a)].to(a.device))
             for a, b, ids in zip(mine.to(model.device), theirs.to(model.device), few, strict=True)
         ]
         note = f"{len(found)} windows, {mine.shape[1]} tokens each; {kv.provenance if kv else 'nothing cast'}"
@@ -138,18 +139,11 @@ def _decode_start(length: int) -> int:
     return (length - 2) // _chunk(length) * _chunk(length)
 
 
-@torch.no_grad()
-def _means(head: nn.Module, base_head: nn.Module, hidden: Tensor, base: Tensor, targets: Tensor) -> Means:
-    """One window's means; hidden states [tokens, hidden] and the tokens that came next [tokens]."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    for a, b, next_ones in zip(*(torch.split(x, ROWS) for x in (hidden, base, targets)), strict=True):
-        ours, theirs = (torch.log_softmax(h(x).float(), -1) for h, x in ((head, a), (base_head, b)))
-        at = next_ones.to(ours.device)[:, None]
-        kld = torch.linalg.vecdot(theirs.exp(), theirs - ours)
-        agrees = ours.argmax(-1) == theirs.argmax(-1)
-        found = (-ours.gather(-1, at), -theirs.gather(-1, at), kld, agrees)
-        sums += torch.stack([column.double().sum().cpu() for column in found])
-    means = (sums / len(targets)).tolist()
+def _means(comparer: Comparer, base_head: nn.Module, hidden: Tensor, base: Tensor, targets: Tensor) -> Means:
+    """One window's means; hidden states [tokens, hidden] and the tokens that came next [tokens], on one device."""
+    told = told_by(base_head, base, targets)
+    scores = comparer.compare(hidden, base, told, targets)
+    means = [float(values.mean()) for values in (scores.nll, told.nll, scores.kld, scores.top1)]
     if not all(map(math.isfinite, means)):
         raise NotFinite(
             "The cast KV cache gave NaN or infinity: keys or values left the format's range. Try kv=e5m2/tensor, or "
