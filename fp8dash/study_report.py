@@ -12,11 +12,14 @@ from db.store import ACTIVE, CANCELLED, FAILED, FINISHED
 from fp8dash.choose.records import Sensitivity
 from fp8dash.metrics import DASH, METRICS, heading, shown, signed, three
 from fp8dash.report import Standing, interval, window_difference
-from fp8dash.stats import FEWEST_WINDOWS, Difference
+from fp8dash.stats import FEWEST_WINDOWS, Difference, told_apart
 from fp8dash.study_evidence import Evidence
 
 NAMED = 4  # recipes that a sentence names, at most
-BY_INTERVAL = "Paired 95 % bootstrap intervals over windows, each pair by itself; tied where it holds zero."
+BY_INTERVAL = (
+    "Paired 95 % bootstrap intervals over windows, each by itself. Tied: not told from the best with 95 % for all "
+    "pairs together (Holm)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,17 @@ class Contest:
         return any(difference.low is None for difference in self.behind)
 
     @property
+    def apart(self) -> list[tuple[Standing, Difference]]:
+        """The runs that differ from the best one, all of them with 95 % together, nearest first."""
+        fallen = told_apart(self.behind)
+        pairs = zip(self.rows[1:], self.behind, strict=True)
+        return [pair for pair, is_apart in zip(pairs, fallen, strict=True) if is_apart]
+
+    @property
     def tied(self) -> list[Standing]:
         """The runs that cannot be told from the best one; empty where nothing can be said."""
-        pairs = zip(self.rows[1:], self.behind, strict=True)
-        return [] if self.is_unsure else [row for row, difference in pairs if difference.is_tie]
+        apart = {row.run for row, _ in self.apart}
+        return [] if self.is_unsure else [row for row in self.rows[1:] if row.run not in apart]
 
 
 def written(found: Evidence) -> WriteUp:
@@ -145,10 +155,10 @@ def _leader(contest: Contest, value: str) -> str:
 
 def _next(contest: Contest) -> str:
     """The best run that is not tied, and how far behind it is."""
-    for row, difference in zip(contest.rows[1:], contest.behind, strict=True):
-        if not difference.is_tie:
-            return f"; next is {row.name}, {_spread(difference)} nats"
-    return f"; they differ by {_spread(contest.behind[-1])} nats at most"
+    if not contest.apart:
+        return f"; they differ by {_spread(contest.behind[-1])} nats at most"
+    row, difference = contest.apart[0]
+    return f"; next is {row.name}, {_spread(difference)} nats"
 
 
 def _spread(difference: Difference) -> str:
@@ -199,9 +209,9 @@ def _fastest(contest: Contest) -> str:
 
 
 def _worst(contest: Contest) -> str:
-    if len(contest.rows) < 3 or contest.behind[-1].is_tie:
-        return ""
     last, best = contest.rows[-1], contest.rows[0]
+    if len(contest.rows) < 3 or last not in [row for row, _ in contest.apart]:
+        return ""
     times = f", {three((last.kld or 0.0) / best.kld)}× the least" if best.kld else ""
     return f"{last.name} loses most: KLD {three(last.kld)} nats{times}."
 
@@ -278,7 +288,7 @@ def _behind(contest: Contest, row: Standing, difference: Difference | None) -> s
         return "lowest" if contest.rows and row == contest.rows[0] else DASH
     if difference.low is None:
         return f"{signed(difference.mean)}, no interval"
-    return f"{_spread(difference)}{', tied' if difference.is_tie else ''}"
+    return f"{_spread(difference)}{', tied' if row in contest.tied else ''}"
 
 
 def _extra(found: Evidence, row: Standing, name: str, label: str) -> str:
