@@ -49,12 +49,14 @@ from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import export
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
+from fp8dash.model.passes import Passes, blocks_of
 from fp8dash.model.swap import EMULATED, cast_model
 from fp8dash.places import tasks_dir
 
 PREPARING = ("load", "baseline", "quantize")
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
 WINDOWED = COMPARED | {"gradients", "profile"}
+TIMED = {"gemm", "decode"}  # nothing may run beside what is timed
 
 Item = Progress | Row | Baseline
 
@@ -82,11 +84,17 @@ class Bench:
     needle_baseline: list[Answer] = field(init=False)
     observed: Observed | None = None  # from sensitivity or quantize, whichever is first
     backend: str = ""  # from quantize
+    blocks: list[nn.Module] = field(default_factory=list)  # from load
     tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
 
-def run_stages(request: Request, done: frozenset[str], cache: Path) -> Iterator[Progress | StageResult]:
-    """Progress, and a StageResult for each stage that is not `done`; raises Fp8dashError with what to change."""
+def run_stages(
+    request: Request, done: frozenset[str], cache: Path, tell: Callable[[Progress], None] = lambda _: None
+) -> Iterator[Progress | StageResult]:
+    """Progress, and a StageResult for each stage that is not `done`; raises Fp8dashError with what to change.
+
+    `tell` hears of a step that takes long while the model is at it: what a generator cannot yield.
+    """
     request = request.checked()
     left = [name for name in request.measures if name not in done]
     if not left and all(name in done for name in PREPARING):
@@ -98,23 +106,33 @@ def run_stages(request: Request, done: frozenset[str], cache: Path) -> Iterator[
         if name in PREPARING or name in left:
             if name not in PREPARING:
                 rewind(bench.loaded.model)
-            result = yield from _walk(name, work, bench)
+            result = yield from _walk(name, work, bench, tell)
             if name not in done:
                 yield result
 
 
-def _walk(name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench) -> Generator[Progress, None, StageResult]:
+def _walk(
+    name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench, tell: Callable[[Progress], None]
+) -> Generator[Progress, None, StageResult]:
     """Progress as it comes; returns the stage's result."""
     start, bench.facts = time.perf_counter(), {}
     rows: list[Row] = []
     yield Progress(name, 0, 1)
-    for item in work(bench):
-        if isinstance(item, Progress):
-            yield item
-        elif not isinstance(item, Baseline):
-            rows.append(item)
+    passes = _passes(bench, tell) if bench.blocks and name not in TIMED else Passes([], [], tell)
+    with passes.telling():
+        for item in work(bench):
+            if isinstance(item, Progress):
+                passes.hear(item)
+                yield item
+            elif not isinstance(item, Baseline):
+                rows.append(item)
     bench.facts["peak_rss_bytes"] = _peak_rss()
     return StageResult(name, time.perf_counter() - start, tuple(rows), bench.facts)
+
+
+def _passes(bench: Bench, tell: Callable[[Progress], None]) -> Passes:
+    heads = list(dict.fromkeys([bench.base_head, bench.loaded.model.get_output_embeddings()]))
+    return Passes(bench.blocks, heads, tell)
 
 
 def _load(bench: Bench) -> Iterator[Item]:
@@ -137,7 +155,7 @@ def _load(bench: Bench) -> Iterator[Item]:
 
         yield Progress("load", 2, 3, "fetching the tasks’ data")
         bench.tasks = find_tasks(request.tasks, loaded, tasks_dir())
-    bench.base_head = head_of(loaded.model)
+    bench.base_head, bench.blocks = head_of(loaded.model), blocks_of(loaded.model)
     linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
     bench.shapes = linear_shapes(linears)
     bench.facts = _provenance(bench, loaded, bench.corpus) | bench.calibrated_on

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,17 +136,26 @@ shorter windows, or retry; finished stages are kept.'
     )
 
 
-def answers_of(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The answers to a task: progress and stages as they come, then the end or one error."""
+def answer(task: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> bool:
+    """Send the answers to a task: progress and stages as they come, then the end or one error. True at the end."""
+
+    def tell(progress: Progress) -> None:
+        send({PROGRESS: _progress(progress)})
+
     try:
         from fp8dash.pipeline import run_stages
 
-        for found in run_stages(Request.from_json(task["request"]), frozenset(task["done"]), cache_dir()):
-            yield {STAGE: found.to_json()} if isinstance(found, StageResult) else {PROGRESS: _progress(found)}
-        yield {END: True}
+        for found in run_stages(Request.from_json(task["request"]), frozenset(task["done"]), cache_dir(), tell):
+            if isinstance(found, StageResult):
+                send({STAGE: found.to_json()})
+            else:
+                tell(found)
     except Exception as error:
         traceback.print_exc()
-        yield {ERROR: sentence(error)}
+        send({ERROR: sentence(error)})
+        return False
+    send({END: True})
+    return True
 
 
 def describe(device: str = "auto") -> dict[str, Any]:
@@ -172,9 +181,8 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(channel, False)  # else a grandchild would hold the pipe open
     _die_with(worker)
     with os.fdopen(channel, "w", encoding="utf-8") as pipe:
-        for answer in answers_of(json.load(sys.stdin)):
-            print(json.dumps(answer), file=pipe, flush=True)
-    return 0 if END in answer else 1
+        ended = answer(json.load(sys.stdin), lambda said: print(json.dumps(said), file=pipe, flush=True))
+    return 0 if ended else 1
 
 
 def _progress(progress: Progress) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fp8dash.choose.records import (
     Window,
 )
 from fp8dash.errors import CorpusError, InvalidChoice
+from fp8dash.model import passes
 from fp8dash.pipeline import run_stages
 
 SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1, 4), "needle_lengths": (700,), "needle_depths": (0, 100)}
@@ -36,6 +37,25 @@ def test_a_run_yields_each_stage_once_with_its_rows_and_facts(request_, tmp_path
     assert by_stage["quantize"].facts["backend"] == "emulated"
     assert sum(isinstance(row, Window) for row in by_stage["perplexity"].rows) == 4
     assert sum(isinstance(row, NeedleCell) for row in by_stage["needle"].rows) == 2
+
+
+def test_a_long_step_is_told_of_from_inside_the_model(request_, tmp_path, monkeypatch):
+    monkeypatch.setattr(passes, "EVERY_SECONDS", 0.0)
+    heard, told = list[Progress](), list[Progress]()
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        heard.append(progress)
+
+    for item in run_stages(request_, frozenset(), tmp_path, tell):
+        heard += [item] if isinstance(item, Progress) else []
+    steps = [p for p in heard if p.stage == "perplexity"][1:]  # the first says that the stage begins
+    assert [p.share for p in steps] == sorted(p.share for p in steps) and steps[-1].share <= 1
+    one = [(p.done, p.total) for p in steps if p.message == "window 2 of 4"]
+    assert one == [(2, 8), (7, 24), (8, 24)], "the step, then each of two blocks"
+    assert sum(p.message == "window 2 of 4: scores" for p in steps) == 1 + 2, "both heads, once for each 64 rows"
+    assert {"baseline", "perplexity", "needle"} <= {p.stage for p in told}
+    assert not {"load", "gemm"} & {p.stage for p in told}, "nothing runs beside what is timed"
 
 
 def test_a_result_survives_its_json_form(request_, tmp_path):

@@ -24,6 +24,7 @@ from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import CHUNK
 from fp8dash.model.calibration import NOTHING, Casters, Observed
+from fp8dash.model.passes import blocks_of
 from fp8dash.quant.cast import round_trip
 
 METHOD = "KLD from the baseline over the first windows, Linears of a part cast emulated and restored, v1"
@@ -106,7 +107,7 @@ def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[Group]:
         if module is head and "lm_head" not in recipe.also:
             continue
         found.setdefault(_named(name, granularity), []).append((name, module))
-    labels, count = [label for label, _ in found], len(_stack(model))
+    labels, count = [label for label, _ in found], len(blocks_of(model))
     return [
         _group(label if labels.count(label) == 1 else pattern.removeprefix("*."), pattern, linears, recipe, count)
         for (label, pattern), linears in found.items()
@@ -124,7 +125,7 @@ class Probe:
         observed: Observed = NOTHING,
     ) -> None:  # fmt: skip
         """Takes the unquantized model and the first of the windows that the baseline was made of."""
-        self.blocks = _stack(model)
+        self.blocks = blocks_of(model)
         self.cast_now: dict[str, Callable[[], None]] = {}  # by Linear, what takes its activations' cast off again
         self.tokens = windows.bounds[-1]
         self._model, self._windows, self._baseline, self._recipe = model, windows, baseline, recipe
@@ -254,15 +255,6 @@ def _replayed(blocks: Sequence[nn.Module], outputs: Sequence[Any]) -> Iterator[N
     finally:
         for block in blocks:
             del block.forward
-
-
-def _stack(model: Any) -> list[nn.Module]:
-    """The model's blocks, the list that all Linears beside the head lie in; empty where there is no such one."""
-    head = model.get_output_embeddings()
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    places = {found[1] if (found := re.match(r"(.+?)\.\d+\.", name)) else "" for name in linears}
-    blocks = model.get_submodule(places.pop()) if len(places) == 1 and "" not in places else None
-    return list(blocks) if isinstance(blocks, nn.ModuleList) else []
 
 
 def _named(name: str, granularity: str) -> tuple[str, str]:

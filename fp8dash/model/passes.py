@@ -1,0 +1,60 @@
+"""A model's blocks, and how far a pass through them is: a long window would otherwise be silent for many seconds."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from fp8dash.choose.records import Progress
+
+EVERY_SECONDS = 1.0
+
+
+def blocks_of(model: Any) -> list[nn.Module]:
+    """The model's blocks, the list that all Linears beside the head lie in; empty where there is no such one."""
+    head = model.get_output_embeddings()
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    places = {found[1] if (found := re.match(r"(.+?)\.\d+\.", name)) else "" for name in linears}
+    blocks = model.get_submodule(places.pop()) if len(places) == 1 and "" not in places else None
+    return list(blocks) if isinstance(blocks, nn.ModuleList) else []
+
+
+class Passes:
+    """Tells, from inside the model, how far the step is that was last heard of.
+
+    A step is what lies between two Progresses of a stage. Its share grows with the deepest block that a pass
+    reached; a head at work says only that the step goes on.
+    """
+
+    def __init__(self, blocks: list[nn.Module], heads: list[nn.Module], tell: Callable[[Progress], None]) -> None:
+        """Takes modules of the unquantized model, whose places casting keeps, and who wants to know."""
+        self._blocks, self._heads, self._tell = blocks, heads, tell
+        self._step: Progress | None = None
+        self._deepest, self._told_at = 0, 0.0
+
+    def hear(self, step: Progress) -> None:
+        """A new step begins."""
+        self._step, self._deepest, self._told_at = step, 0, time.monotonic()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Within, a step that takes longer than EVERY_SECONDS is told of once in each."""
+        depths = [*((block, i + 1) for i, block in enumerate(self._blocks)), *((head, 0) for head in self._heads)]
+        hooks = [module.register_forward_hook(partial(self._passed, depth)) for module, depth in depths]
+        try:
+            yield
+        finally:
+            self._step = None
+            for hook in hooks:
+                hook.remove()
+
+    def _passed(self, depth: int, *_: Any) -> None:
+        self._deepest, now = max(self._deepest, depth), time.monotonic()
+        if self._step is None or now - self._told_at < EVERY_SECONDS:
+            return
+        step, parts, self._told_at = self._step, len(self._blocks) + 1, now
+        self._tell(Progress(step.stage, step.done * parts + self._deepest, step.total * parts, step.message))
