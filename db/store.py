@@ -399,6 +399,15 @@ class Store:
         with self.session() as session:
             return [_run(*row) for row in session.execute(query.order_by(RunTable.created_at.desc()).limit(limit))]
 
+    def decoded(self, devices: Sequence[str], backends: Sequence[str], *, limit: int) -> list[Run]:
+        """The newest finished runs of some devices and backends whose decoding was timed."""
+        m = MeasurementTable
+        timed = select(m.run_id).where(m.name == "decode_tokens_per_s", m.value.is_not(None))
+        query = _runs().where(RunTable.id.in_(timed), RunTable.state == FINISHED, RunTable.device.in_(devices))
+        query = query.where(RunTable.backend.in_(backends)).order_by(RunTable.created_at.desc()).limit(limit)
+        with self.session() as session:
+            return [_run(*row) for row in session.execute(query)]
+
     def tensor_profiles(self, run_ids: Sequence[str]) -> dict[str, list[TensorProfile]]:
         """How wide each run's tensors are, weights first, in the model's order."""
         return self._rows(TensorProfile, run_ids)

@@ -21,7 +21,7 @@ ORDER = [
     ["fp8dash.pipeline"],
     ["db"],
     ["jobs"],
-    ["fp8dash.needle_report"],
+    ["fp8dash.needle_report", "fp8dash.decode_report"],
     ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings"],
     ["fp8dash.study_evidence"],
     ["fp8dash.study_report"],
@@ -34,6 +34,7 @@ OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
     "plotly": (
         "fp8dash.ui.charts",
+        "fp8dash.ui.charts_decode",
         "fp8dash.ui.charts_formats",
         "fp8dash.ui.charts_planner",
         "fp8dash.ui.charts_tensors",
