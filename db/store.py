@@ -373,6 +373,20 @@ class Store:
         """The layers of each run, in the model's order."""
         return self._rows(Layer, run_ids)
 
+    def linear_shapes(self, run_ids: Sequence[str]) -> dict[str, dict[tuple[int, int], int]]:
+        """How many Linears of each shape [out, in] each run's model has, the head among them; none were recorded: {}.
+
+        Embeddings, which are looked up, and norms are left out.
+        """
+        x = LayerTable
+        query = select(x.run_id, x.rows, x.cols, func.count()).where(x.run_id.in_(run_ids), x.rows > 1)
+        query = query.where(~x.name.contains("embed")).group_by(x.run_id, x.rows, x.cols)
+        found: dict[str, dict[tuple[int, int], int]] = {run_id: {} for run_id in run_ids}
+        with self.session() as session:
+            for run_id, rows, cols, count in session.execute(query):
+                found[run_id][rows, cols] = count
+        return found
+
     def gemm_points(self, run_ids: Sequence[str]) -> dict[str, list[GemmPoint]]:
         """The GEMM times of each run."""
         return self._rows(GemmPoint, run_ids)

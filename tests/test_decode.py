@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers.cache_utils import StaticCache
 
-from db.store import Store
 from fp8dash.choose.records import Measurement, Progress, Request, StageResult
 from fp8dash.decode_report import decoding_of
 from fp8dash.errors import ModelError
@@ -48,10 +47,8 @@ def test_rates_and_latencies_are_those_of_the_same_seconds(loaded):
     assert 2 * 6 / high <= rows["decode_tokens_per_s"] <= 2 * 6 / low
 
 
-def test_what_is_measured_reads_back_as_speeds_with_their_tokens_and_way(loaded, tmp_path):
-    store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+def test_what_is_measured_reads_back_as_speeds_with_their_tokens_and_way(loaded, store):
     run = store.run(store.add_run(Request(), owner="ada")[0])
-    store.close()
     rows = [row for row in measured(loaded, "native") if isinstance(row, Measurement)]
     found = decoding_of(run, rows)
     assert [(one.batch, one.prompt, one.output) for one in found.speeds] == [(1, 128, 6), (3, 128, 6)]

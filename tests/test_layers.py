@@ -23,6 +23,7 @@ ORDER = [
     ["jobs"],
     ["fp8dash.needle_report", "fp8dash.decode_report"],
     ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings"],
+    ["fp8dash.plan_report"],
     ["fp8dash.study_evidence"],
     ["fp8dash.study_report"],
     ["fp8dash.study_files"],
