@@ -373,6 +373,20 @@ class Store:
         """The layers of each run, in the model's order."""
         return self._rows(Layer, run_ids)
 
+    def linear_shapes(self, run_ids: Sequence[str]) -> dict[str, dict[tuple[int, int], int]]:
+        """How many Linears of each shape [out, in] each run's model has, the head among them; none were recorded: {}.
+
+        Embeddings, which are looked up, and norms are left out.
+        """
+        x = LayerTable
+        query = select(x.run_id, x.rows, x.cols, func.count()).where(x.run_id.in_(run_ids), x.rows > 1)
+        query = query.where(~x.name.contains("embed")).group_by(x.run_id, x.rows, x.cols)
+        found: dict[str, dict[tuple[int, int], int]] = {run_id: {} for run_id in run_ids}
+        with self.session() as session:
+            for run_id, rows, cols, count in session.execute(query):
+                found[run_id][rows, cols] = count
+        return found
+
     def gemm_points(self, run_ids: Sequence[str]) -> dict[str, list[GemmPoint]]:
         """The GEMM times of each run."""
         return self._rows(GemmPoint, run_ids)
@@ -398,6 +412,15 @@ class Store:
         query = _runs().where(RunTable.id.in_(select(TensorProfileTable.run_id).distinct()))
         with self.session() as session:
             return [_run(*row) for row in session.execute(query.order_by(RunTable.created_at.desc()).limit(limit))]
+
+    def decoded(self, devices: Sequence[str], backends: Sequence[str], *, limit: int) -> list[Run]:
+        """The newest finished runs of some devices and backends whose decoding was timed."""
+        m = MeasurementTable
+        timed = select(m.run_id).where(m.name == "decode_tokens_per_s", m.value.is_not(None))
+        query = _runs().where(RunTable.id.in_(timed), RunTable.state == FINISHED, RunTable.device.in_(devices))
+        query = query.where(RunTable.backend.in_(backends)).order_by(RunTable.created_at.desc()).limit(limit)
+        with self.session() as session:
+            return [_run(*row) for row in session.execute(query)]
 
     def tensor_profiles(self, run_ids: Sequence[str]) -> dict[str, list[TensorProfile]]:
         """How wide each run's tensors are, weights first, in the model's order."""

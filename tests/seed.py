@@ -53,6 +53,7 @@ LINEARS = (
     ("mlp.down_proj", 576, 1536),
 )  # fmt: skip
 SECONDS = {"load": 2.1, "baseline": 31.4, "quantize": 4.8, "gemm": 9.6, "perplexity": 28.3, "needle": 22.0}
+DECODE = {"BF16": 1.0, "FP8_TENSOR": 1.30, "FP8_DYNAMIC": 1.26}  # times BF16's speed
 ANSWERS = {"FP8_E5M2": (1024,), "INT8_TENSOR": (256, 1024)}  # lengths at which needles are lost
 
 
@@ -124,6 +125,7 @@ def rows_of(name: str, recipe: Recipe, device: str, *, kept: int = 0) -> dict[st
         "gemm": _gemm(name, device, backend, rng),
         "perplexity": _perplexity(KLD[name], backend, rng),
         "needle": _needle(name, backend),
+        "decode": _decode(name, device, backend),
     }
     return stages
 
@@ -184,6 +186,27 @@ def _gemm(name: str, device: str, backend: str, rng: np.random.Generator) -> lis
                 )
             )  # fmt: skip
     rows.append(_measured("gemm_speedup", speed, "× BF16", HIGHER, "native", note="" if speed else "no native kernel"))
+    return rows
+
+
+def _decode(name: str, device: str, backend: str) -> list[Row]:
+    """Three batches where the run is timed, else why it is not."""
+    method = "greedy loop over the model, random token ids, v1"
+    if backend == "emulated":
+        why = "layers are emulated, whose time says nothing about a kernel: measure on a device that runs them natively"
+        return [Measurement("decode_tokens_per_s", None, "tokens/s", HIGHER, method, backend, note=why)]
+    graph = "a CUDA graph, a static cache" if device == H200 else "eager, a cache that grows"
+    rows: list[Row] = []
+    for batch in (1, 8, 64):
+        gap = (1.6 if device == H200 else 60.0) * (1 + batch / 40) / DECODE[name]  # ms
+        numbers = {"prefill_tokens_per_s": (128e3 / gap, "tokens/s"), "ttft_ms": (gap * batch, "ms"),
+                   "decode_tokens_per_s": (1e3 * batch / gap, "tokens/s"), "itl_ms": (gap, "ms"),
+                   "itl_ms_p90": (1.04 * gap, "ms"), "itl_ms_p99": (1.2 * gap, "ms")}  # fmt: skip
+        note = f"128 tokens in, 64 out; {graph}; 3 passes"
+        rows += [
+            Measurement(key, value, unit, HIGHER if "per_s" in key else LOWER, method, backend, f"batch {batch}", note)
+            for key, (value, unit) in numbers.items()
+        ]
     return rows
 
 

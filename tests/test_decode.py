@@ -5,6 +5,7 @@ import torch
 from transformers.cache_utils import StaticCache
 
 from fp8dash.choose.records import Measurement, Progress, Request, StageResult
+from fp8dash.decode_report import decoding_of
 from fp8dash.errors import ModelError
 from fp8dash.measure import decode as module
 from fp8dash.measure.decode import PERCENTILES, Session, decode, prompts, timed
@@ -44,6 +45,17 @@ def test_rates_and_latencies_are_those_of_the_same_seconds(loaded):
     assert rows["ttft_ms"] == pytest.approx(1e3 * 2 * 16 / rows["prefill_tokens_per_s"])
     low, high = sorted(map(sum, timing.gaps))
     assert 2 * 6 / high <= rows["decode_tokens_per_s"] <= 2 * 6 / low
+
+
+def test_what_is_measured_reads_back_as_speeds_with_their_tokens_and_way(loaded, store):
+    run = store.run(store.add_run(Request(), owner="ada")[0])
+    rows = [row for row in measured(loaded, "native") if isinstance(row, Measurement)]
+    found = decoding_of(run, rows)
+    assert [(one.batch, one.prompt, one.output) for one in found.speeds] == [(1, 128, 6), (3, 128, 6)]
+    assert all(0 < one.gap_ms <= one.gap_p90_ms <= one.gap_p99_ms and one.first_ms > 0 for one in found.speeds)
+    assert (found.way, found.method) == ("128 tokens in, 6 out; eager, a cache that grows", module.METHOD)
+    emulated = decoding_of(run, measured(loaded, "emulated"))
+    assert not emulated.speeds and "emulated, whose time says nothing" in emulated.missing[0]
 
 
 @pytest.mark.parametrize("backend", ["emulated", "mixed", "simulated"])

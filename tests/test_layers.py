@@ -21,8 +21,9 @@ ORDER = [
     ["fp8dash.pipeline"],
     ["db"],
     ["jobs"],
-    ["fp8dash.needle_report"],
+    ["fp8dash.needle_report", "fp8dash.decode_report"],
     ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings"],
+    ["fp8dash.plan_report"],
     ["fp8dash.study_evidence"],
     ["fp8dash.study_report"],
     ["fp8dash.study_files"],
@@ -34,6 +35,7 @@ OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
     "plotly": (
         "fp8dash.ui.charts",
+        "fp8dash.ui.charts_decode",
         "fp8dash.ui.charts_formats",
         "fp8dash.ui.charts_planner",
         "fp8dash.ui.charts_tensors",

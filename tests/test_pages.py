@@ -1,10 +1,12 @@
 """The pages, run without a browser: what they say, what they keep in the URL, what they queue."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
@@ -483,6 +485,46 @@ def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:
     assert "No needle differs from BF16’s on the same prompts." in said(app)
     app = opened("compare", runs=f"{ids['MXFP8']},{ids['INT8_TENSOR']}")  # no baseline among them
     assert "Share found minus BF16’s on the same prompts:" in said(app)
+
+
+def traces(app: AppTest, key: str) -> list[dict[str, Any]]:
+    """What a figure draws, as its page sent it to the browser."""
+    (found,) = (chart for chart in app.get("plotly_chart") if chart.proto.id.endswith(f"-{key}"))
+    drawn: list[dict[str, Any]] = json.loads(found.proto.spec)["data"]
+    return drawn
+
+
+def test_decoding_is_drawn_and_its_ratios_said_in_words(ids: dict[str, str]) -> None:
+    app = opened("compare", runs=",".join(ids[f"H200 {name}"] for name in ("BF16", "FP8_TENSOR", "FP8_DYNAMIC")))
+    lines = traces(app, "compare_decode")
+    assert [line["name"] for line in lines] == ["BF16", "FP8_TENSOR", "FP8_DYNAMIC"]
+    assert all(line["x"] == [1, 8, 64] for line in lines)
+    assert lines[1]["y"] == pytest.approx([1.3 * y for y in lines[0]["y"]])
+    assert len(traces(app, "compare_decode_gaps")) == 6
+    rows = [line for line in said(app).replace("\\", "").splitlines() if "tied: FP8_TENSOR, FP8_DYNAMIC; 1.30×" in line]
+    assert [row.split("|")[1].strip() for row in rows] == ["1", "8", "64"] and "**793** | **768**" in rows[0]
+
+
+def test_decoding_on_another_device_is_named_and_not_drawn_over(ids: dict[str, str]) -> None:
+    app = opened("compare", runs=",".join(ids[name] for name in ("BF16", "H200 BF16", "H200 FP8_TENSOR", "MXFP8")))
+    assert len(traces(app, "compare_decode")) == 2
+    text = said(app).replace("\\", "")
+    assert "is not drawn: it was measured on another device: CPU (x86-64, 2 threads), not NVIDIA H200." in text
+    assert "MXFP8 has no decoding speed: layers are emulated, whose time says nothing about a kernel" in text
+
+
+def test_a_run_is_drawn_beside_the_newest_baseline_of_its_device(ids: dict[str, str]) -> None:
+    app = opened("runs", run=ids["H200 FP8_TENSOR"])
+    fp8, bf16 = traces(app, "run_decode")
+    assert fp8["y"] == pytest.approx([1.3 * y for y in bf16["y"]])
+    text = said(app).replace("\\", "")
+    assert "FP8_TENSOR: 1.30× BF16" in text and "on NVIDIA H200: 128 tokens in, 64 out; a CUDA graph" in text
+
+
+def test_an_emulated_run_says_why_it_has_no_decoding_speed(ids: dict[str, str]) -> None:
+    app = opened("runs", run=ids["MXFP8"])
+    assert "MXFP8 has no decoding speed: layers are emulated" in said(app).replace("\\", "")
+    assert "run_decode" not in str([chart.proto.id for chart in app.get("plotly_chart")])
 
 
 def test_unlike_runs_are_warned_of(ids: dict[str, str]) -> None:

@@ -10,10 +10,11 @@ from fp8dash.choose.accelerators import ACCELERATORS
 from fp8dash.choose.architecture import CONFIGS, KNOWN
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.roofline import Plan
-from fp8dash.metrics import three
+from fp8dash.metrics import DASH, three
 from fp8dash.ui.planner import PASTED, REQUESTS, ROOFLINE, SPEEDS
+from fp8dash.ui.planner_measured import dollars
 from fp8dash.ui.words import plain
-from tests.test_pages import folder, opened, said  # noqa: F401 - the fixture gives each test an installation
+from tests.test_pages import folder, ids, opened, said, store  # noqa: F401 - each test has an installation of its own
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 FIGURES = (SPEEDS, REQUESTS, ROOFLINE)
@@ -84,6 +85,55 @@ def test_the_price_is_of_all_devices_and_none_is_shown_without_one():
     one, two = (cost(opened("planner", gpus=n, recipes="FP8_DYNAMIC")) for n in ("1", "2"))
     assert one == pytest.approx(two, abs=0.01)  # twice the price and twice the speed
     assert "A million" not in said(opened("planner", price="0"))
+
+
+def test_what_runs_measured_here_stands_apart_with_its_cost_and_share_of_the_bound(ids):  # noqa: F811
+    app = opened("planner", model="SmolLM2-135M-Instruct", price="3.6", gpus="2")
+    rows = table(app, "Batch")
+    assert [row[:3] for row in rows[:3]] == [
+        ["1", "**FP8_TENSOR**", "793"], ["1", "**FP8_DYNAMIC**", "768"], ["1", "**BF16**", "610"],
+    ]  # fmt: skip
+    plan = Plan(KNOWN["SmolLM2-135M-Instruct"], recipe_from("BF16"), ACCELERATORS["H200 SXM"], reach=1.0)
+    measured = 1e3 / (1.6 * (1 + 1 / 40))  # of one device, whatever the number that is planned for
+    share = three(100 * measured * plan.decode_s(1, 160))
+    assert rows[2][3:6] == [f"{share} %", dollars(1e3 / measured), f"[{ids['H200 BF16']}](runs?run={ids['H200 BF16']})"]
+    assert "Measured here" in [header.value for header in app.header] and "by the number and shapes" in said(app)
+    assert table(opened("planner", model="SmolLM2-135M-Instruct", price="0"), "Batch")[0][4] == DASH
+
+
+@pytest.mark.parametrize("query", [{"gpu": "H100 SXM"}, {"model": "Qwen3-8B"}])
+def test_runs_of_another_device_or_model_are_not_shown(ids, query):  # noqa: F811
+    app = opened("planner", **{"model": "SmolLM2-135M-Instruct", **query})
+    assert "Measured here" not in said(app) and not app.exception
+
+
+def test_a_speed_of_ones_own_stands_beside_the_prediction_and_never_for_it():
+    app = opened("planner", measured="2000", price="3.6", gpus="2", recipes="FP8_DYNAMIC")
+    plan = Plan(KNOWN["Llama-3.1-8B"], recipe_from("FP8_DYNAMIC"), ACCELERATORS["H200 SXM"], 2)
+    predicted = 32 / plan.decode_s(32, 2048 + 128)
+    assert table(app, "FP8_DYNAMIC") == [
+        ["**Measured by you**", "2,000", f"{three(100 * 2000 / (predicted / 0.5))} %", "1.00"],
+        ["Predicted at batch 32", three(predicted), "50.0 %", dollars(2000 / predicted)],
+        ["Bound, predicted", three(2 * predicted), "100 %", dollars(1000 / predicted)],
+    ]
+    assert three(predicted) in app.title[0].value and "2,000" not in app.title[0].value
+    assert "Measured by you" not in said(opened("planner"))
+
+
+def test_a_speed_above_the_bound_is_called_one():
+    assert "more than the bound allows" in said(opened("planner", measured="1000000"))
+
+
+def test_a_speed_of_ones_own_needs_no_plan_that_fits():
+    app = opened("planner", model="Llama-3.1-405B", measured="100", price="3.6")
+    assert table(app, "FP8_DYNAMIC") == [["**Measured by you**", "100", DASH, "10.00"]] and not app.exception
+
+
+def table(app, first):
+    """The rows of the table whose first column is so called."""
+    tables = [m.value.replace("\\", "") for m in app.markdown if m.value.startswith("|")]
+    (found,) = (text for text in tables if text.split("|")[1].strip() == first)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
 
 
 def cost(app):

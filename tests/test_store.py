@@ -276,3 +276,14 @@ def test_names_are_data_never_sql(store):
     study = store.add_study(evil, evil)
     run_id, _ = store.add_run(Request(model=evil), owner=evil, study_id=study)
     assert (store.run(run_id).study, store.run(run_id).model) == (evil, evil)
+
+
+def test_runs_whose_decoding_was_timed_are_found_by_device_and_backend(store):
+    ids = fill(store)
+    found = store.decoded(["NVIDIA H200"], ["native"], limit=9)
+    assert {run.id for run in found} == {ids["H200 FP8_TENSOR"], ids["H200 FP8_DYNAMIC"]}
+    assert [run.id for run in store.decoded(["NVIDIA H200"], ["baseline"], limit=9)] == [ids["H200 BF16"]]
+    assert (
+        store.decoded(["NVIDIA B200"], ["native"], limit=9) == []
+        and len(store.decoded(["NVIDIA H200"], ["native"], limit=1)) == 1
+    )

@@ -83,3 +83,19 @@ ACCELERATORS = {
                     "NVIDIA’s A100 80 GB datasheet", "no FP8 tensor cores: FP8 weights are decoded to BF16 first"),
     )
 }  # fmt: skip
+
+DEVICES = {  # what torch calls a whole device, and which of these it is; parts of one (MIG) bear other names
+    "NVIDIA H100 80GB HBM3": "H100 SXM",
+    "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA H200": "H200 SXM",
+    "NVIDIA H800": "H800 SXM",
+    "NVIDIA B200": "B200",
+    "NVIDIA GB200": "GB200",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA L4": "L4",
+    "NVIDIA GeForce RTX 4090": "RTX 4090",
+    "NVIDIA GeForce RTX 5090": "RTX 5090",
+    "AMD Instinct MI300X": "MI300X",
+    "AMD Instinct MI350X": "MI350X",
+    "NVIDIA A100-SXM4-80GB": "A100 SXM",
+}

@@ -5,6 +5,7 @@ torch, nothing is downloaded.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,17 @@ class Architecture:
         """
         used = sum(linear.parameters * linear.active // linear.copies for linear in self.linears)
         return used + self.vocabulary * self.hidden
+
+    def shapes(self) -> dict[tuple[int, int], int]:
+        """How many Linears have each shape [n, k], the head among them.
+
+        >>> KNOWN["Llama-3.1-8B"].shapes()[14336, 4096], KNOWN["Llama-3.1-8B"].shapes()[128256, 4096]
+        (64, 1)
+        """
+        found = Counter({(self.vocabulary, self.hidden): 1})
+        for linear in self.linears:
+            found[linear.n, linear.k] += linear.copies * len(linear.layers)
+        return dict(found)
 
     def kv_elements(self) -> int:
         """Elements one token keeps in the cache of all layers.

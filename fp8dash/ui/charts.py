@@ -110,7 +110,7 @@ def quality_scatter(
         _label(figure, points, x, _y_range(points, intervals) or [0.0, 1.0])
     figure.update_xaxes(title=heading(x), range=_x_range(points, x), zeroline=False)
     span = _y_range(points, intervals)
-    figure.update_yaxes(title="KLD from BF16 (nats, log)", type="log", range=span, **_log_ticks(span))
+    figure.update_yaxes(title="KLD from BF16 (nats, log)", type="log", range=span, **log_ticks(span))
     _better(figure, right=x.better == "higher")
     return dressed(figure, PLOT_PIXELS + 114, bottom=80)
 
@@ -192,8 +192,8 @@ def study_points(bars: Sequence[Bar], axis: str) -> go.Figure:
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         )  # fmt: skip
     ends = [end for bar in drawn for end in (bar.value, bar.low, bar.high) if end is not None and end > 0]
-    span = _span(ends)
-    figure.update_xaxes(title=f"{axis}, log, lower is better", type="log", range=span, **_log_ticks(span))
+    span = log_span(ends)
+    figure.update_xaxes(title=f"{axis}, log, lower is better", type="log", range=span, **log_ticks(span))
     figure.update_yaxes(type="category", autorange="reversed")
     return dressed(figure, 100 + 30 * max(1, len(drawn)))
 
@@ -265,8 +265,8 @@ def window_differences(
         )  # fmt: skip
     title = "Δ ln PPL (nats)"
     if field == "kld":
-        span = _span([w.kld for found in windows.values() for w in found])
-        figure.update_yaxes(type="log", range=span, **_log_ticks(span))
+        span = log_span([w.kld for found in windows.values() for w in found])
+        figure.update_yaxes(type="log", range=span, **log_ticks(span))
         _floor_line(figure, {floor}, span)
         title = "KLD (nats, log)"
     else:
@@ -552,7 +552,7 @@ def _x_range(points: Sequence[Standing], x: Metric) -> list[float]:
     return [low - pad, high + pad * 2.5]
 
 
-def _log_ticks(span: Sequence[float] | None) -> dict[str, list[object]]:
+def log_ticks(span: Sequence[float] | None) -> dict[str, list[object]]:
     """Ticks at 1, 2 and 5 of each decade, closer where that leaves fewer than three."""
     if not span:
         return {}
@@ -566,10 +566,10 @@ def _log_ticks(span: Sequence[float] | None) -> dict[str, list[object]]:
 
 
 def _y_range(points: Sequence[Standing], intervals: Mapping[str, tuple[float, float]]) -> list[float] | None:
-    return _span([row.kld or 0.0 for row in points] + [v for row in points for v in intervals.get(row.run, ())])
+    return log_span([row.kld or 0.0 for row in points] + [v for row in points for v in intervals.get(row.run, ())])
 
 
-def _span(values: Sequence[float]) -> list[float] | None:
+def log_span(values: Sequence[float]) -> list[float] | None:
     """A log axis's range with some room; what is not positive has no place on it."""
     known = [value for value in values if value > 0 and math.isfinite(value)]
     return [math.log10(min(known)) - 0.18, math.log10(max(known)) + 0.18] if known else None

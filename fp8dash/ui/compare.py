@@ -14,7 +14,7 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, heading, shown, signed, three
 from fp8dash.report import Comparison, Standing, Verdict, interval
 from fp8dash.task_report import TaskDifference, TaskLine, TaskScore, task_lines
-from fp8dash.ui import charts, needles
+from fp8dash.ui import charts, decoding, needles
 from fp8dash.ui.answer import difference, verdict
 from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
 from fp8dash.ui.words import moment, plain
@@ -52,6 +52,7 @@ def page(frame: Frame) -> None:
     _needles(frame, rows, names)
     _graded_needles(frame, rows, names)
     _speed(frame, rows, names)
+    decoding.compared(frame, names)
     _layers(frame, rows, names)
 
 

@@ -1,12 +1,13 @@
 """What a recipe will do on an accelerator, before anything runs: throughput, memory, cost, all by arithmetic.
 
-Every number on this page is a prediction and says so; measured speeds are on the leaderboard.
+Every number made here is a prediction and says so; what was measured stands apart, by planner_measured.py.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import streamlit as st
 
@@ -18,6 +19,7 @@ from fp8dash.choose.roofline import REACH, USABLE, Plan, curve, per_million
 from fp8dash.metrics import DASH, three
 from fp8dash.ui import charts, charts_planner
 from fp8dash.ui.frame import Frame, answer_first, draw
+from fp8dash.ui.planner_measured import dollars, here, own
 from fp8dash.ui.words import lasted, plain
 
 PASTED = "A config.json …"
@@ -43,6 +45,7 @@ class Traffic:
     output: int
     batch: int
     price: float
+    measured: float = 0.0  # output tokens a second, by the reader; 0 where none was
 
     @property
     def context(self) -> int:
@@ -59,10 +62,10 @@ def page(frame: Frame) -> None:
     """Choices, the answer in words, then what it rests on."""
     st.html(STYLE)
     head = st.container()
-    answer_first(head, "This cannot be planned", "planner_tables", _plan)
+    answer_first(head, "This cannot be planned", "planner_tables", partial(_plan, frame))
 
 
-def _plan() -> tuple[str, str]:
+def _plan(frame: Frame) -> tuple[str, str]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = _model()
         accelerator = ACCELERATORS[str(st.selectbox(
@@ -84,6 +87,10 @@ def _plan() -> tuple[str, str]:
     st.markdown("\n".join(_by_recipe({"BF16": base, **plans}, traffic)))
     _figure({"BF16": base, **plans}, traffic)
     lead = next(iter(plans))
+    if traffic.measured:
+        batch = min(traffic.batch, plans[lead].largest_batch(traffic.context))
+        own(lead, plans[lead], batch, traffic.average, traffic.measured, traffic.price)
+    here(frame, model, accelerator, traffic.price)
     st.header(f"{plain(lead)} on other accelerators, predicted", anchor=False)
     st.markdown("\n".join(_by_accelerator(plans[lead], traffic)))
     _method(model, accelerator, reach)
@@ -124,7 +131,11 @@ def _traffic() -> tuple[Traffic, float]:
             "Reached (% of the bound)", 1, 100, round(100 * REACH), 5, key="reach", bind="query-params", width=190,
             help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 is the bound.",
         )  # fmt: skip
-    return Traffic(prompt, output, batch, float(price)), reach / 100
+        measured = st.number_input(
+            "Measured (output tokens/s)", 0.0, 1e9, 0.0, 100.0, key="measured", bind="query-params", width=225,
+            help="By your own server, of the first recipe on all devices together; 0: none.",
+        )  # fmt: skip
+    return Traffic(prompt, output, batch, float(price), float(measured)), reach / 100
 
 
 def _whole(label: str, value: int, key: str, most: int) -> int:
@@ -171,7 +182,9 @@ def _reasons(plan: Plan, traffic: Traffic, room: int, batch: int) -> list[str]:
     said.append(f"A prompt of {traffic.prompt:,} tokens takes {_waited(plan.prefill_s(traffic.prompt))}.")
     if traffic.price:
         speed = batch / plan.decode_s(batch, traffic.average)
-        said.append(f"A million output tokens cost ${_dollars(per_million(traffic.price, plan.devices, speed))}.")
+        said.append(
+            f"A million output tokens cost ${dollars(per_million(traffic.price, plan.devices, speed))} (predicted)."
+        )
     if plan.product.kind == BF16 and plan.recipe.casts_linears:
         said.append(f"Multiplied {plain(plan.product.reason)}.")
     return said
@@ -220,18 +233,14 @@ def _full_speed(plan: Plan, traffic: Traffic) -> float:
 def _cost(plan: Plan, traffic: Traffic, batch: int) -> str:
     if not batch or not traffic.price:
         return DASH
-    return _dollars(per_million(traffic.price, plan.devices, batch / plan.decode_s(batch, traffic.average)))
+    return dollars(per_million(traffic.price, plan.devices, batch / plan.decode_s(batch, traffic.average)))
 
 
 def _prompt_cost(plan: Plan, traffic: Traffic, batch: int) -> str:
     if not batch or not traffic.price:
         return DASH
     speed = batch * traffic.prompt / plan.prefill_s(traffic.prompt, batch)
-    return _dollars(per_million(traffic.price, plan.devices, speed))
-
-
-def _dollars(value: float) -> str:
-    return f"{value:,.2f}" if value >= 0.1 else three(value)
+    return dollars(per_million(traffic.price, plan.devices, speed))
 
 
 def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:

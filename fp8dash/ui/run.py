@@ -12,7 +12,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, Sensitivity
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.task_report import PREFIX, TaskLine, task_lines
-from fp8dash.ui import charts, needles
+from fp8dash.ui import charts, decoding, needles
 from fp8dash.ui.frame import Frame, draw, guarded, metric_help, zone
 from fp8dash.ui.stages import progress
 from fp8dash.ui.words import lasted, many, moment, plain, setting, short
@@ -129,6 +129,7 @@ def page(frame: Frame, run_id: str) -> None:
             st.header("Needles by length and depth", anchor=False)
             draw(charts.needle_maps({name: cells}), key="run_needle", alt="Needle scores")
         needles.of_run(name, cells)
+    decoding.of_run(frame, run, name)
     if run.backend != "baseline":
         _deploy(run, frame.store.artefacts([run_id])[run_id])
     _provenance(frame, run)
