@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import export
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
-from fp8dash.model.passes import Passes, blocks_of
+from fp8dash.model.passes import Passes
 from fp8dash.model.swap import EMULATED, cast_model
 from fp8dash.places import tasks_dir
 
@@ -70,6 +71,7 @@ class Bench:
     cache: Path
     device: Device
     where: torch.device
+    passes: Passes
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
     loaded: LoadedModel = field(init=False)  # from load, as are the next four
     corpus: Corpus = field(init=False)
@@ -84,7 +86,6 @@ class Bench:
     needle_baseline: list[Answer] = field(init=False)
     observed: Observed | None = None  # from sensitivity or quantize, whichever is first
     backend: str = ""  # from quantize
-    blocks: list[nn.Module] = field(default_factory=list)  # from load
     tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
 
@@ -100,39 +101,31 @@ def run_stages(
     if not left and all(name in done for name in PREPARING):
         return
     recipe, where = parse_recipe(request.recipe), torch_device(request.device)
-    bench = Bench(request, recipe, cache, find_device(request.device), where)
+    bench = Bench(request, recipe, cache, find_device(request.device), where, Passes(tell))
     torch.manual_seed(request.seed)
     for name, work in STAGES.items():
         if name in PREPARING or name in left:
             if name not in PREPARING:
                 rewind(bench.loaded.model)
-            result = yield from _walk(name, work, bench, tell)
+            result = yield from _walk(name, work, bench)
             if name not in done:
                 yield result
 
 
-def _walk(
-    name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench, tell: Callable[[Progress], None]
-) -> Generator[Progress, None, StageResult]:
+def _walk(name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench) -> Generator[Progress, None, StageResult]:
     """Progress as it comes; returns the stage's result."""
     start, bench.facts = time.perf_counter(), {}
     rows: list[Row] = []
     yield Progress(name, 0, 1)
-    passes = _passes(bench, tell) if bench.blocks and name not in TIMED else Passes([], [], tell)
-    with passes.telling():
+    with nullcontext() if name in TIMED else bench.passes.telling():
         for item in work(bench):
             if isinstance(item, Progress):
-                passes.hear(item)
+                bench.passes.hear(item)
                 yield item
             elif not isinstance(item, Baseline):
                 rows.append(item)
     bench.facts["peak_rss_bytes"] = _peak_rss()
     return StageResult(name, time.perf_counter() - start, tuple(rows), bench.facts)
-
-
-def _passes(bench: Bench, tell: Callable[[Progress], None]) -> Passes:
-    heads = list(dict.fromkeys([bench.base_head, bench.loaded.model.get_output_embeddings()]))
-    return Passes(bench.blocks, heads, tell)
 
 
 def _load(bench: Bench) -> Iterator[Item]:
@@ -155,7 +148,8 @@ def _load(bench: Bench) -> Iterator[Item]:
 
         yield Progress("load", 2, 3, "fetching the tasks’ data")
         bench.tasks = find_tasks(request.tasks, loaded, tasks_dir())
-    bench.base_head, bench.blocks = head_of(loaded.model), blocks_of(loaded.model)
+    bench.base_head = head_of(loaded.model)
+    bench.passes.watch(loaded.model, bench.base_head)
     linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
     bench.shapes = linear_shapes(linears)
     bench.facts = _provenance(bench, loaded, bench.corpus) | bench.calibrated_on
@@ -283,7 +277,8 @@ def _tasks(bench: Bench) -> Iterator[Item]:
 
 def _decode(bench: Bench) -> Iterator[Item]:
     request, loaded = bench.request, bench.loaded
-    yield from decode(loaded.model, loaded.context, request.decode_batches, bench.backend, request.seed)
+    backend = EMULATED if bench.recipe.kv else bench.backend  # no kernel here reads a cast cache
+    yield from decode(loaded.model, loaded.context, request.decode_batches, backend, request.seed)
 
 
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {

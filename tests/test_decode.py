@@ -98,7 +98,10 @@ def test_a_context_without_room_is_a_sentence(loaded):
         list(decode(loaded.model, 6, (1,), "baseline", 0))
 
 
-@pytest.mark.parametrize(("recipe", "backend", "timed"), [("bf16", "auto", True), ("FP8_BLOCK", "emulated", False)])
+@pytest.mark.parametrize(
+    ("recipe", "backend", "timed"),
+    [("bf16", "auto", True), ("FP8_BLOCK", "emulated", False), ("kv=e4m3fn/tensor", "auto", False)],
+)
 def test_the_stage_comes_last_and_only_where_asked_for(tiny, corpus_file, tmp_path, recipe, backend, timed):
     request = Request(
         model=str(tiny), recipe=recipe, corpus=str(corpus_file), measures=("decode",), backend=backend,

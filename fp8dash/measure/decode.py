@@ -1,8 +1,8 @@
 """How fast the model itself answers: prefill, first token, each later token, memory and energy. Knows no recipe.
 
 Prompts are random token ids, decoded greedily by a plain loop over the model: no server, no batching of requests. On a
-GPU a step is a CUDA graph over a static cache, so that Python's time is not in it. Layers that are emulated cast and
-decode before they multiply, so their time says nothing about a kernel: such a run is refused a number.
+GPU a step is a CUDA graph over a static cache, so that Python's time is not in it. Layers and caches that are emulated
+cast and decode before they multiply, so their time says nothing about a kernel: such a run is refused a number.
 """
 
 import time
@@ -42,12 +42,15 @@ class Timing:
 def decode(
     model: Any, context: int, batches: Sequence[int], backend: str, seed: int
 ) -> Iterator[Progress | Measurement]:
-    """Progress, then each batch's measurements; one without a value and with the reason where layers are emulated.
+    """Progress, then each batch's measurements; one without a value and with the reason where any part is emulated.
 
     A `context` of 0 is not known. Raises ModelError for a model that has room for no prompt, or gives zeros.
     """
     if backend not in TIMED:
-        why = "layers are emulated, whose time says nothing about a kernel: measure on a device that runs them natively"
+        why = (
+            "layers or the KV cache are emulated, whose time says nothing about a kernel: leave kv= out, and measure "
+            "on a device that runs the recipe natively"
+        )
         yield Measurement("decode_tokens_per_s", None, "tokens/s", HIGHER, METHOD, backend, note=why)
         return
     length = min(PROMPT, context - STEPS) if context else PROMPT

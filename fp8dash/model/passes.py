@@ -11,7 +11,7 @@ from torch import nn
 
 from fp8dash.choose.records import Progress
 
-EVERY_SECONDS = 1.0
+EVERY_SECONDS = 0.5
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
@@ -27,14 +27,20 @@ class Passes:
     """Tells, from inside the model, how far the step is that was last heard of.
 
     A step is what lies between two Progresses of a stage. Its share grows with the deepest block that a pass
-    reached; a head at work says only that the step goes on.
+    reached; the modules inside a block, and a head, say only that the step goes on.
     """
 
-    def __init__(self, blocks: list[nn.Module], heads: list[nn.Module], tell: Callable[[Progress], None]) -> None:
-        """Takes modules of the unquantized model, whose places casting keeps, and who wants to know."""
-        self._blocks, self._heads, self._tell = blocks, heads, tell
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        """Takes who wants to know; nothing is watched yet."""
+        self._tell = tell
+        self._models: tuple[nn.Module, ...] = ()
+        self._blocks: list[nn.Module] = []
         self._step: Progress | None = None
         self._deepest, self._told_at = 0, 0.0
+
+    def watch(self, model: Any, head: nn.Module) -> None:
+        """Watches the unquantized model, whose blocks stay when it is cast, and its head, which may not."""
+        self._models, self._blocks = (model, head), blocks_of(model)
 
     def hear(self, step: Progress) -> None:
         """A new step begins."""
@@ -43,7 +49,8 @@ class Passes:
     @contextmanager
     def telling(self) -> Iterator[None]:
         """Within, a step that takes longer than EVERY_SECONDS is told of once in each."""
-        depths = [*((block, i + 1) for i, block in enumerate(self._blocks)), *((head, 0) for head in self._heads)]
+        leaves = {part for model in self._models for part in model.modules() if not list(part.children())}
+        depths = [*((block, i + 1) for i, block in enumerate(self._blocks)), *((leaf, 0) for leaf in leaves)]
         hooks = [module.register_forward_hook(partial(self._passed, depth)) for module, depth in depths]
         try:
             yield

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from db.store import Run
-from fp8dash.choose.recipe import parse_recipe
 from fp8dash.decode_report import Contest, Decoding, alike, contests, decodings
-from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, three
 from fp8dash.ui import charts, charts_decode
 from fp8dash.ui.frame import Frame, draw
@@ -91,16 +89,8 @@ def said(row: Contest, names: Mapping[str, str]) -> str:
 def _method(drawn: Sequence[Decoding]) -> str:
     """How the numbers were made, and what is not in them."""
     one = drawn[0]
-    cache = " A recipe’s kv= is not in these times: the loop’s cache holds BF16." if any(map(_casts_kv, drawn)) else ""
     how = one.method[:1].upper() + one.method[1:]
     return (
         f"{plain(how)}, on {plain(one.device)}: {plain(one.way)}. torch’s own loop, no server. Time between "
-        f"tokens: median, a dash at p90, a line up to p99. Tied: within 5 %.{cache}"
+        f"tokens: median, a dash at p90, a line up to p99. Tied: within 5 %."
     )
-
-
-def _casts_kv(one: Decoding) -> bool:
-    try:
-        return parse_recipe(one.recipe).kv is not None
-    except InvalidChoice:  # written by another version
-        return False
