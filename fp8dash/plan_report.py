@@ -5,7 +5,7 @@ experts is matched by its name alone, since its experts' weights are not recorde
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from db.store import Run, Store
@@ -26,7 +26,7 @@ class Point:
 
     run: Run
     speed: Speed
-    bound: float | None  # None where the plan does not count all that the recipe casts
+    bound: float | None  # None where the recipe cannot be planned
     way: str
 
     @property
@@ -62,14 +62,13 @@ def by_name(model: Architecture) -> bool:
 def bound(one: Decoding, speed: Speed, model: Architecture, accelerator: Accelerator) -> float | None:
     """Output tokens a second that the roofline allows one such accelerator at this batch and context.
 
-    The loop that is timed keeps its cache in BF16, whatever the recipe says. None where some Linears have casts of
-    their own, which a plan does not count, or where the tokens are not known.
+    None where the tokens are not known, or the recipe is of another version.
     """
     try:
-        recipe = replace(parse_recipe(one.recipe), kv=None)
+        recipe = parse_recipe(one.recipe)
     except InvalidChoice:  # written by another version
         return None
-    if recipe.overrides or speed.prompt is None or speed.output is None:
+    if speed.prompt is None or speed.output is None:
         return None
     return speed.batch / Plan(model, recipe, accelerator, reach=1.0).decode_s(
         speed.batch, speed.prompt + speed.output / 2

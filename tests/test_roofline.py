@@ -151,6 +151,21 @@ def test_skipped_layers_and_the_router_keep_sixteen_bits():
     assert first.weight_bytes - whole.weight_bytes == pytest.approx(linears, rel=0.01)
 
 
+def test_casts_by_layer_count_as_the_recipe_that_those_layers_have():
+    model, h200 = KNOWN["Llama-3.1-8B"], ACCELERATORS["H200 SXM"]
+    plain, int4 = (recipe_from(name) for name in ("FP8_DYNAMIC", "W4A16"))
+    everywhere = parse_recipe(f"{plain.text} w[*]={int4.weights.text} a[*]=bf16")
+    half = parse_recipe(f"{plain.text} " + " ".join(f"w[model.layers.{i}.*]=bf16" for i in range(16)))
+    for tokens in (1, 4096):
+        assert Plan(model, everywhere, h200).decode_s(tokens, 10) == Plan(model, int4, h200).decode_s(tokens, 10)
+        cast, mixed, bare = (Plan(model, recipe, h200).decode_s(tokens, 10) for recipe in (plain, half, Recipe()))
+        assert cast < mixed < bare
+    assert Plan(model, everywhere, h200).weight_bytes == Plan(model, int4, h200).weight_bytes
+    left_out = parse_recipe(f"{plain.text} skip=*.down_proj")
+    apart = parse_recipe(f"{plain.text} w[*.down_proj]=bf16 a[*.down_proj]=bf16")
+    assert Plan(model, left_out, h200).gemms(64) == Plan(model, apart, h200).gemms(64)
+
+
 def test_a_cast_head_saves_memory_and_a_tied_one_is_stored_once_more():
     plain, head = (bound(r, "H200 SXM").weight_bytes for r in ("w=int8/row", "w=int8/row also=lm_head"))
     assert plain - head == pytest.approx(525_336_576, rel=0.01)

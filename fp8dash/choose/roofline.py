@@ -7,8 +7,10 @@ bound that real engines get; the published figures that it was held against are 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fp8dash.choose.accelerators import BF16, FNUZ, FP4, FP8, INT8, MX, Accelerator
 from fp8dash.choose.architecture import Architecture, Linear
@@ -80,7 +82,7 @@ class Plan:
     @property
     def _head_saving(self) -> float:
         """Bits that casting the head saves: fewer than none where it is tied, since it is then stored once more."""
-        weights = self.recipe.weights
+        weights = self.recipe.of("lm_head").weights
         if weights is None or "lm_head" not in self.recipe.also:
             return 0.0
         size = self.model.vocabulary * self.model.hidden
@@ -115,9 +117,12 @@ class Plan:
 
     def gemms(self, tokens: int, heads: int | None = None) -> tuple[Gemm, ...]:
         """The Linears' products over so many tokens, of which `heads` (all, unless told) go through the head."""
-        product = self.product
-        found = [self._gemm(linear, tokens, product) for linear in self.model.linears]
-        return (*found, self._head(tokens if heads is None else heads, product))
+        found = [
+            self._gemm(linear, own, layers, tokens)
+            for linear in self.model.linears
+            for own, layers in _casts(linear, self.recipe).items()
+        ]
+        return (*found, self._head(tokens if heads is None else heads))
 
     def turning_point(self) -> int | None:
         """The fewest tokens whose products are bound by multiplying rather than by memory; None where none is."""
@@ -131,30 +136,30 @@ class Plan:
 
     @property
     def product(self) -> Product:
-        """How the Linears are multiplied here."""
+        """How the Linears are multiplied here, those aside that have a cast of their own."""
         return product(self.recipe, self.accelerator)
 
     def _bound_by_compute(self, tokens: int) -> bool:
         gemms = self.gemms(tokens)
         return sum(gemm.compute_s for gemm in gemms) >= sum(gemm.memory_s for gemm in gemms)
 
-    def _gemm(self, linear: Linear, tokens: int, product: Product) -> Gemm:
-        """One kind of Linear over all its layers. Routed experts: those that any token is expected to choose."""
+    def _gemm(self, linear: Linear, recipe: Recipe, layers: int, tokens: int) -> Gemm:
+        """One kind of Linear over the layers where it is cast alike. Routed experts: those that any token is expected
+        to choose."""
         share = 1 - (1 - linear.active / linear.copies) ** tokens
-        uses = tokens * linear.active * len(linear.layers)
-        weights = _weight_bits(linear, self.recipe) * linear.copies * share / 8
-        cast = None if linear.router else self.recipe.activations
-        operands = uses * (linear.k * _bits(cast, tokens, linear.k) + linear.n * WIDE) / 8
-        tflops = self.accelerator.bf16 if linear.router else product.tflops
-        return self._timed(linear.name, 2.0 * uses * linear.n * linear.k, weights + operands, tflops)
+        uses = tokens * linear.active * layers
+        size = linear.n * linear.k
+        weights = size * _bits(recipe.weights, linear.n, linear.k) * layers * linear.copies * share / 8
+        operands = uses * (linear.k * _bits(recipe.activations, tokens, linear.k) + linear.n * WIDE) / 8
+        tflops = product(recipe, self.accelerator).tflops
+        return self._timed(linear.name, 2.0 * uses * size, weights + operands, tflops)
 
-    def _head(self, tokens: int, product: Product) -> Gemm:
+    def _head(self, tokens: int) -> Gemm:
         n, k = self.model.vocabulary, self.model.hidden
-        cast = "lm_head" in self.recipe.also
-        bits = _bits(self.recipe.weights if cast else None, n, k)
-        operands = _bits(self.recipe.activations if cast else None, tokens, k)
-        size = (n * k * bits + tokens * (k * operands + n * WIDE)) / 8
-        return self._timed("lm_head", 2.0 * tokens * n * k, size, product.tflops if cast else self.accelerator.bf16)
+        own = self.recipe.of("lm_head") if "lm_head" in self.recipe.also else Recipe()
+        operands = k * _bits(own.activations, tokens, k) + n * WIDE
+        size = (n * k * _bits(own.weights, n, k) + tokens * operands) / 8
+        return self._timed("lm_head", 2.0 * tokens * n * k, size, product(own, self.accelerator).tflops)
 
     def _timed(self, name: str, flops: float, size: float, tflops: float) -> Gemm:
         compute = flops / (tflops * 1e12 * self.devices)
@@ -220,14 +225,21 @@ def _kind(recipe: Recipe) -> tuple[str, str]:
     return BF16, f"no kernel known here multiplies {activations.text} by {weights.text}"
 
 
+@lru_cache(maxsize=1024)
+def _casts(linear: Linear, recipe: Recipe) -> dict[Recipe, int]:
+    """In how many layers a Linear is cast by what: what the recipe has for that layer, by nothing where it skips it."""
+    if linear.router:
+        return {Recipe(): len(linear.layers)}
+    if not recipe.skip and not recipe.overrides:
+        return {recipe: len(linear.layers)}
+    names = (f"model.layers.{layer}.{linear.name}" for layer in linear.layers)
+    return dict(Counter(Recipe() if recipe.skips(name) else recipe.of(name) for name in names))
+
+
 def _weight_bits(linear: Linear, recipe: Recipe) -> float:
-    """Bits of one copy in every layer; layers that the recipe skips keep 16."""
-    if recipe.weights is None or linear.router:
-        return float(linear.n * linear.k * len(linear.layers) * WIDE)
-    cast = sum(1 for layer in linear.layers if not recipe.skips(f"model.layers.{layer}.{linear.name}")) \
-        if recipe.skip else len(linear.layers)  # fmt: skip
-    bits = recipe.weights.bits_per_element(linear.n, linear.k)
-    return linear.n * linear.k * (cast * bits + (len(linear.layers) - cast) * WIDE)
+    """Bits of one copy in every layer."""
+    each = (layers * _bits(own.weights, linear.n, linear.k) for own, layers in _casts(linear, recipe).items())
+    return linear.n * linear.k * sum(each)
 
 
 def _bits(cast: Cast | None, rows: int, cols: int) -> float:

@@ -30,8 +30,7 @@ def here(frame: Frame, model: Architecture, accelerator: Accelerator, price: flo
     st.caption(
         f"Runs of this database on one {plain(accelerator.name)}, matched {matched}; of each recipe the newest. Random "
         "prompts through torch’s own loop, no server. The bound is what the roofline allows at 100 %, for the run’s "
-        f"own batch and context with its cache in BF16; {DASH} where some Linears have casts of their own. Above 100 "
-        "%, weights stay in the device’s caches."
+        "own batch and context. Above 100 %, weights stay in the device’s caches."
     )
 
 
