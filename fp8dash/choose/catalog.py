@@ -128,11 +128,15 @@ def shape_from_folder(folder: Path) -> ModelShape:
 
 
 def shape_of(model: str) -> ModelShape | None:
-    """The shape of a catalogue model or a local folder; None for a Hub id, which is not looked up."""
+    """The shape of a catalogue model or a local folder, or None for a Hub id, not looked up; raises ModelError."""
     if model in MODELS:
         return shape_from_architecture(MODELS[model].architecture)
-    folder = Path(model).expanduser()
-    return shape_from_folder(folder) if folder.is_dir() else None
+    try:
+        folder = Path(model).expanduser()
+        found = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # too long a name, the home of a user whom nobody knows
+        raise ModelError(f"“{model[:80]}” is no folder’s name: name a folder that exists, or a Hub id.") from error
+    return shape_from_folder(folder) if found else None
 
 
 def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:

@@ -118,6 +118,7 @@ class Request:
         _within("needle length", self.needle_lengths, 128, 1_048_576)
         _within("needle depth", self.needle_depths, 0, 100)
         _within("decode batch", self.decode_batches, 1, 1024)
+        _within("seed", (self.seed,), 0, 2**31 - 1)
         _within("task limit", (self.task_limit,), 0, 10_000_000)
 
     def _checked_tasks(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from db.store import Worker
 from fp8dash.choose.advice import Advice, advise, advise_request
@@ -16,6 +17,7 @@ from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS, MOST_REPEATS, REFUSED
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
 from fp8dash.choose.recipe import (
+    BASELINE_TEXT,
     GROUPS,
     KV_FORMATS,
     KV_SCALE_MEANINGS,
@@ -31,13 +33,14 @@ from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TIL
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
+from fp8dash.ui.address import FROM, NAMES, Address, Form, read, written
 from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
 from fp8dash.ui.words import listed, many, plain
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
 FILE = "A text file …"
-MIXED = "_mixed"  # of a visit's name, where the link brings a recipe of its own
+VISIT = "new_run_visit"  # in the session
 SHARING = {
     "tensor": ("one scale for all", "one scale for all", "one scale per operand"),
     "row": ("one per output channel", "one per token", "one per token and head"),
@@ -57,35 +60,115 @@ CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Names:
-    """Widget keys of one visit: those of a run that is repeated are its own, so that its values are the defaults."""
+    """Widget keys of one visit: another's widgets start from its own defaults."""
 
-    source: str
+    visit: int
 
     def __call__(self, name: str) -> str:
         """The key of a widget."""
-        return f"new_run_{self.source}_{name}"
+        return f"new_run_new{self.visit or ''}_{name}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Visit:
+    """One filling in of the form: what it started as, and what it has come to."""
+
+    number: int
+    start: Form
+    form: Form
+    wrong: str = ""  # why the address could not be read
+
+    @property
+    def key(self) -> Names:
+        """The keys of its widgets."""
+        return Names(self.number)
 
 
 def page(frame: Frame) -> None:
     """The form, and what it will do."""
     workers = frame.store.workers()
-    source, base = _base(frame, workers)
-    key = Names(source)
-    head = st.empty()
-    if source != "new":
-        mixed = " and the recipe that it suggests" if source.endswith(MIXED) else ""
-        st.info(f"Filled in from run {plain(source.removesuffix(MIXED))}{mixed}: change what was wrong, then queue it.")
+    visit = _visit(frame, workers)
+    base, key = visit.form.request, visit.key
+    head, about = st.empty(), st.container()
     left, right = st.columns([1.9, 1], gap="large")
     with left:
         model = _model(base, key)
-        recipes = _recipes(base, key)
+        recipes = _recipes(visit.form.recipes, key)
         request = _measure(dataclasses.replace(base, model=model), key)
     with right, st.container(key="new_run_panel"):
         shape = _shape(model)
         head.title(_headline(recipes, model, shape), anchor=False)
         _panel(recipes, shape, request, [device_of(w) for w in alive(workers)])
-        _submit(frame, recipes, request, key)
+        with st.container(border=True):
+            study, owner = _names(visit.form.study, recipes, key)
+            pressed = st.button(
+                f"Queue {many(len(recipes), 'run')}", type="primary", disabled=not recipes, width="stretch",
+                key=key("submit"),
+            )  # fmt: skip
+        visit = _kept(visit, Form(request, tuple(recipes), visit.start.source, study))
+        with about:
+            _say_where_from(visit)
+        if pressed:
+            _submit(frame, recipes, request, study or _study(recipes), owner)
         worker_line(workers, waiting=1)
+
+
+def _visit(frame: Frame, workers: Sequence[Worker]) -> Visit:
+    """The form as it was left, or as the address has it where the page is opened or the browser went back."""
+    visit: Visit | None = st.session_state.get(VISIT)
+    context = get_script_run_ctx()
+    back = context is not None and context.is_history_navigation
+    if visit is None or back or visit.key("measures") not in st.session_state:
+        visit = _opened(frame, workers, visit.number + back if visit else 0)
+        st.session_state[VISIT] = visit
+    return visit
+
+
+def _opened(frame: Frame, workers: Sequence[Worker], number: int) -> Visit:
+    """What the address stands for: an old run's request or the defaults, and what differs; or the defaults, and why."""
+    devices = [device_of(w) for w in alive(workers)]
+    only_cpu = bool(devices) and all(device.kind == "cpu" for device in devices)
+    usual = Form(Request(backend="emulated" if only_cpu else "auto"), (PRESETS["FP8_DYNAMIC"].recipe,))
+    try:
+        start = usual
+        if source := st.query_params.get(FROM, ""):
+            old = frame.store.run(source)
+            request = dataclasses.replace(old.request, recipe=BASELINE_TEXT)
+            start = Form(request, (parse_recipe(old.recipe),), source)
+        return Visit(number, start, read(_address(), start))
+    except Fp8dashError as error:
+        return Visit(number, usual, usual, str(error))
+
+
+def _say_where_from(visit: Visit) -> None:
+    if visit.wrong:
+        st.error(plain(visit.wrong))
+    if source := visit.start.source:
+        other = "" if visit.form.recipes == visit.start.recipes else ", with another recipe"
+        st.info(f"Filled in from run {plain(source)}{other}: change what was wrong, then queue it.")
+
+
+def _kept(visit: Visit, form: Form) -> Visit:
+    """The visit with the form as it is now, which is written into the address too.
+
+    What is half typed and could not be read back is not: it is said when it is queued.
+    """
+    form = dataclasses.replace(form, recipes=form.recipes or visit.form.recipes)
+    try:
+        form.request.checked()
+    except InvalidChoice:
+        return visit
+    address = written(form, visit.start)
+    if address != _address():
+        st.query_params.update({name: address.get(name, []) for name in NAMES})  # at once: one step of the history
+    visit = dataclasses.replace(visit, form=form, wrong=visit.wrong if form == visit.form else "")
+    st.session_state[VISIT] = visit
+    return visit
+
+
+def _address() -> Address:
+    """What the form owns of the page's address."""
+    return {name: st.query_params.get_all(name) for name in NAMES if name in st.query_params}
 
 
 def _headline(recipes: Sequence[Recipe], model: str, shape: ModelShape | None) -> str:
@@ -106,25 +189,9 @@ def _headline(recipes: Sequence[Recipe], model: str, shape: ModelShape | None) -
     return f"{plain(who)} on {plain(name)}: {size} instead of {three(base / 1e6)} MB"
 
 
-def _base(frame: Frame, workers: Sequence[Worker]) -> tuple[str, Request]:
-    """What the form starts from: an old run's request, or the defaults for the machines at work."""
-    old = st.query_params.get("from", "")
-    if old:
-        try:
-            request = frame.store.run(old).request
-            if text := st.query_params.get("recipe", ""):
-                return old + MIXED, dataclasses.replace(request, recipe=recipe_from(text).text)
-            return old, request
-        except Fp8dashError as error:
-            say_error(error)
-    devices = [device_of(w) for w in alive(workers)]
-    only_cpu = bool(devices) and all(device.kind == "cpu" for device in devices)
-    return "new", Request(backend="emulated" if only_cpu else "auto")
-
-
 def _model(base: Request, key: Names) -> str:
     st.header("1  Model", anchor=False)
-    kind = CATALOGUE if base.model in MODELS else FOLDER if Path(base.model).expanduser().is_absolute() else HUB
+    kind = CATALOGUE if base.model in MODELS else FOLDER if base.model.startswith(("/", "~")) else HUB
     with st.container(horizontal=True, vertical_alignment="bottom"):
         source = st.segmented_control(
             "Where it comes from", [CATALOGUE, FOLDER, HUB], default=kind, required=True, key=key("source")
@@ -151,24 +218,16 @@ def _model(base: Request, key: Names) -> str:
         return (given or "").strip()
 
 
-def _recipes(base: Request, key: Names) -> list[Recipe]:
+def _recipes(start: Sequence[Recipe], key: Names) -> list[Recipe]:
     st.header("2  Recipe", anchor=False)
-    repeated = key.source != "new"
-    preset = preset_of(parse_recipe(base.recipe)) if repeated else None
-    start = BUILDER if repeated and not preset else CARDS
     way = st.segmented_control(
-        "How to choose",
-        [CARDS, BUILDER, TYPED],
-        default=start,
-        required=True,
-        key=key("way"),
+        "How to choose", [CARDS, BUILDER, TYPED], default=_way(start), required=True, key=key("way"),
         label_visibility="collapsed",
-    )
-    chosen = {preset} if preset else set() if repeated else {"FP8_DYNAMIC"}
+    )  # fmt: skip
     ways: dict[str, Callable[[], list[Recipe]]] = {
-        CARDS: lambda: _cards(chosen, key),
-        BUILDER: lambda: _builder(base, key),
-        TYPED: lambda: _typed(base, key),
+        CARDS: lambda: _cards([name for recipe in start if (name := preset_of(recipe))], key),
+        BUILDER: lambda: _builder(next(filter(_buildable, start), PRESETS["FP8_BLOCK"].recipe), key),
+        TYPED: lambda: _typed(start, key),
     }
     try:
         recipes = list(dict.fromkeys(ways[str(way)]()))
@@ -182,7 +241,21 @@ def _recipes(base: Request, key: Names) -> list[Recipe]:
     return recipes
 
 
-def _cards(chosen: set[str], key: Names) -> list[Recipe]:
+def _way(recipes: Sequence[Recipe]) -> str:
+    """Where recipes are shown as they are and in their order."""
+    cards = [name for name, preset in PRESETS.items() if preset.everyday]
+    names = [preset_of(recipe) or "" for recipe in recipes]
+    if all(names) and names == sorted(names, key=lambda name: cards.index(name) if name in cards else len(cards)):
+        return CARDS
+    return BUILDER if len(recipes) == 1 and _buildable(recipes[0]) else TYPED
+
+
+def _buildable(recipe: Recipe) -> bool:
+    """True where the builder has a widget for all that is cast, or carries it along."""
+    return not recipe.is_baseline and recipe.accumulator is None
+
+
+def _cards(chosen: Sequence[str], key: Names) -> list[Recipe]:
     """The presets as cards; several may be ticked and are queued as one study."""
     picked = []
     with st.container(horizontal=True, gap="small", key="new_run_cards"):
@@ -198,7 +271,7 @@ def _cards(chosen: set[str], key: Names) -> list[Recipe]:
     )
     rarer = [name for name, preset in PRESETS.items() if not preset.everyday]
     more = st.multiselect(
-        "More presets", rarer, [name for name in rarer if name in chosen], key=key("rarer"),
+        "More presets", rarer, [name for name in chosen if name in rarer], key=key("rarer"),
         format_func=lambda name: f"{name} · {PRESETS[name].summary}", placeholder="other rules, MXFP4, FP6 …",
     )  # fmt: skip
     return picked + [PRESETS[name].recipe for name in more]
@@ -210,10 +283,8 @@ def _called(name: str) -> str:
     return "  \n".join(lines)
 
 
-def _builder(base: Request, key: Names) -> list[Recipe]:
+def _builder(start: Recipe, key: Names) -> list[Recipe]:
     """One recipe, part by part."""
-    old = parse_recipe(base.recipe)
-    start = old if not old.is_baseline else PRESETS["FP8_BLOCK"].recipe
     weights, activations = st.columns(2)
     with weights, st.container(border=True):
         w = _cast("Weights", 0, start.weights, key)
@@ -308,11 +379,11 @@ def _kv_cast(start: KvCast | None, key: Names) -> KvCast | None:
     return KvCast(KV_FORMATS[name], share, scale)
 
 
-def _typed(base: Request, key: Names) -> list[Recipe]:
+def _typed(start: Sequence[Recipe], key: Names) -> list[Recipe]:
     """Recipes as text, one a line."""
     text = st.text_area(
         "Recipes, one a line",
-        base.recipe if key.source != "new" else "w=e4m3fn/128x128 a=e4m3fn/1x128",
+        "\n".join(recipe.text for recipe in start),
         key=key("typed"),
         help="A preset’s name, or w=format/tile[/rule] a=format/tile[/rule][/static] kv=format/share[/scale] "
         "attn=format/tile also=lm_head skip=pattern; w[pattern]= and a[pattern]= for some layers alone.",
@@ -407,7 +478,7 @@ def _reading(base: Request, length: int, key: Names) -> Request:
             help="  \n".join(f"{name}: {meaning}" for name, meaning in BOS.items()),
         )  # fmt: skip
         until = st.number_input(
-            "Until ± (nats)", 0.0, 10.0, base.until, 0.001, "%.4f", key=key("until"), width=150,
+            "Until ± (nats)", 0.0, None, base.until, 0.001, "%.4f", key=key("until"), width=150,
             help="Stop once the 95 % interval of Δ ln PPL reaches no further to either side; looked at after 8, 16, 32 "
             "… windows. 0 reads all windows.",
         )  # fmt: skip
@@ -554,24 +625,23 @@ def _advice(recipes: Sequence[Recipe], shape: ModelShape | None, request: Reques
         st.markdown(f"{mark} {who}{plain(remark.text)}")
 
 
-def _submit(frame: Frame, recipes: Sequence[Recipe], request: Request, key: Names) -> None:
-    with st.container(border=True):
-        study = st.text_input("Study", _study(recipes), key=key(f"study_{_study(recipes)}"), max_chars=120)
-        owner = st.text_input(
-            "Owner",
-            key="owner",
-            bind="query-params",
-            max_chars=60,
-            placeholder="your name",
-            help="Kept in this page’s address.",
-        )
-        count = many(len(recipes), "run")
-        pressed = st.button(f"Queue {count}", type="primary", disabled=not recipes, width="stretch", key=key("submit"))
-    if not pressed:
-        return
+def _names(start: str, recipes: Sequence[Recipe], key: Names) -> tuple[str, str]:
+    """What the runs are called together, empty for their recipes' names, and whose they are."""
+    study = st.text_input(
+        "Study", start, key=key("study"), max_chars=120, placeholder=_study(recipes),
+        help="Runs that are queued together; empty, it is named after its recipes.",
+    )  # fmt: skip
+    owner = st.text_input(
+        "Owner", key="owner", bind="query-params", max_chars=60, placeholder="your name",
+        help="Kept in this page’s address, as is all that is chosen here.",
+    )  # fmt: skip
+    return study or "", owner or ""
+
+
+def _submit(frame: Frame, recipes: Sequence[Recipe], request: Request, study: str, owner: str) -> None:
     try:
         requests = [dataclasses.replace(request, recipe=recipe.text) for recipe in recipes]
-        ids = frame.queue.submit(requests, owner=owner or "", study=study or "")
+        ids = frame.queue.submit(requests, owner=owner, study=study)
     except Fp8dashError as error:
         say_error(error)
         return
