@@ -1,7 +1,6 @@
 # make demo: measure eight recipes on a small real model, then serve the result (SERVE=0: end after the study)
 # make run: serve what is there, with a worker · make test: every check · make bench: speed, as ratios within one run
 # make gpu-check: every native path on this machine's GPU, as one JSON document (without one: a small mode on the CPU)
-# make crowd: ten people at once in the browser beside a worker, where the checks have four
 # make shots: the README's pictures, from the dashboard that serves on PORT
 
 VENV := .venv
@@ -12,7 +11,7 @@ SERVE ?= 1
 CONSTRAINT := $(if $(shell command -v nvidia-smi),,-c .constraints-cpu.txt)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo run test bench crowd gpu-check shots clean
+.PHONY: demo run test bench gpu-check shots clean
 
 demo: $(VENV)/app
 	$(BIN)/fp8dash demo --port $(PORT) $(if $(filter 0,$(SERVE)),--no-serve)
@@ -28,9 +27,6 @@ test: $(VENV)/dev
 
 bench: $(VENV)/dev
 	$(BIN)/python -m tests.bench
-
-crowd: $(VENV)/dev
-	PEOPLE=10 $(BIN)/pytest tests/e2e/test_e2e_ten.py
 
 gpu-check: $(VENV)/app
 	$(BIN)/python -m tests.gpu.check

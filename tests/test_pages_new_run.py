@@ -216,6 +216,7 @@ HOSTILE: list[Address] = [
     {"needle_kind": ["single_2"], "haystack": ["noise"]}, {"convention": ["strided"], "stride": ["512"]},
     {"tasks": ["../../etc/passwd"]}, {"recipe": ["FP8_BLOCK", "w=<b>/row"]}, {"recipe": [""]},
     {"from": ["nonesuch"], "windows": ["4"]}, {"sensitivity_budget": ["all"]}, {"device": ["tpu"]},
+    {"owner": ["a" * 61]}, {"study": ["=" * 5000]},
 ]  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from fp8dash.errors import InvalidChoice
 
 Address = dict[str, list[str]]  # values by name, in order
 
-FROM, RECIPE, STUDY = "from", "recipe", "study"
+FROM, RECIPE, STUDY, OWNER = "from", "recipe", "study", "owner"
 FIELDS = {name: kind for name, kind in get_type_hints(Request).items() if name != RECIPE}
-NAMES = (FROM, RECIPE, STUDY, *FIELDS)  # what the form owns of an address
+NAMES = (FROM, RECIPE, STUDY, OWNER, *FIELDS)  # what the form owns of an address
+LONGEST = {STUDY: 120, OWNER: 60}  # characters
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -28,6 +29,7 @@ class Form:
     recipes: tuple[Recipe, ...]
     source: str = ""
     study: str = ""  # empty: named after the recipes
+    owner: str = ""
 
 
 def written(form: Form, start: Form) -> Address:
@@ -48,9 +50,10 @@ def written(form: Form, start: Form) -> Address:
         found[RECIPE] = [preset_of(recipe) or recipe.text for recipe in form.recipes]
     if form.study:
         found[STUDY] = [form.study]
+    owner = {OWNER: [form.owner]} if form.owner else {}
     if start.source:
-        return {FROM: [start.source], **found}
-    return {**found, "backend": [form.request.backend]} if found else {}
+        return {FROM: [start.source], **found, **owner}
+    return {**found, **({"backend": [form.request.backend]} if found else {}), **owner}
 
 
 def read(address: Address, start: Form) -> Form:
@@ -63,7 +66,17 @@ def read(address: Address, start: Form) -> Form:
     request = dataclasses.replace(start.request, **values)
     request.checked()
     recipes = tuple(dict.fromkeys(recipe_from(text) for text in address.get(RECIPE, ())))
-    return Form(request, recipes or start.recipes, start.source, address.get(STUDY, [""])[-1])
+    study, owner = (_name(name, address) for name in (STUDY, OWNER))
+    return Form(request, recipes or start.recipes, start.source, study, owner or start.owner)
+
+
+def _name(name: str, address: Address) -> str:
+    found = address.get(name, [""])[-1]
+    if len(found) > LONGEST[name]:
+        raise InvalidChoice(
+            f"“{found[:20]} …” is longer than {LONGEST[name]} characters: shorten {name}=, or leave it out."
+        )
+    return found
 
 
 def _texts(value: Any) -> list[str]:

@@ -33,7 +33,7 @@ from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TIL
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
-from fp8dash.ui.address import FROM, NAMES, Address, Form, read, written
+from fp8dash.ui.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
 from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
 from fp8dash.ui.words import listed, many, plain
 
@@ -100,12 +100,12 @@ def page(frame: Frame) -> None:
         head.title(_headline(recipes, model, shape), anchor=False)
         _panel(recipes, shape, request, [device_of(w) for w in alive(workers)])
         with st.container(border=True):
-            study, owner = _names(visit.form.study, recipes, key)
+            study, owner = _names(visit.form, recipes, key)
             pressed = st.button(
                 f"Queue {many(len(recipes), 'run')}", type="primary", disabled=not recipes, width="stretch",
                 key=key("submit"),
             )  # fmt: skip
-        visit = _kept(visit, Form(request, tuple(recipes), visit.start.source, study))
+        visit = _kept(visit, Form(request, tuple(recipes), visit.start.source, study, owner))
         with about:
             _say_where_from(visit)
         if pressed:
@@ -128,13 +128,14 @@ def _opened(frame: Frame, workers: Sequence[Worker], number: int) -> Visit:
     """What the address stands for: an old run's request or the defaults, and what differs; or the defaults, and why."""
     devices = [device_of(w) for w in alive(workers)]
     only_cpu = bool(devices) and all(device.kind == "cpu" for device in devices)
-    usual = Form(Request(backend="emulated" if only_cpu else "auto"), (PRESETS["FP8_DYNAMIC"].recipe,))
+    request = Request(backend="emulated" if only_cpu else "auto")
+    usual = Form(request, (PRESETS["FP8_DYNAMIC"].recipe,), owner=st.session_state.get(OWNER, ""))
     try:
         start = usual
         if source := st.query_params.get(FROM, ""):
             old = frame.store.run(source)
             request = dataclasses.replace(old.request, recipe=BASELINE_TEXT)
-            start = Form(request, (parse_recipe(old.recipe),), source)
+            start = Form(request, (parse_recipe(old.recipe),), source, owner=usual.owner)
         return Visit(number, start, read(_address(), start))
     except Fp8dashError as error:
         return Visit(number, usual, usual, str(error))
@@ -625,16 +626,17 @@ def _advice(recipes: Sequence[Recipe], shape: ModelShape | None, request: Reques
         st.markdown(f"{mark} {who}{plain(remark.text)}")
 
 
-def _names(start: str, recipes: Sequence[Recipe], key: Names) -> tuple[str, str]:
+def _names(start: Form, recipes: Sequence[Recipe], key: Names) -> tuple[str, str]:
     """What the runs are called together, empty for their recipes' names, and whose they are."""
     study = st.text_input(
-        "Study", start, key=key("study"), max_chars=120, placeholder=_study(recipes),
+        "Study", start.study, key=key("study"), max_chars=LONGEST[STUDY], placeholder=_study(recipes),
         help="Runs that are queued together; empty, it is named after its recipes.",
     )  # fmt: skip
     owner = st.text_input(
-        "Owner", key="owner", bind="query-params", max_chars=60, placeholder="your name",
+        "Owner", start.owner, key=key("owner"), max_chars=LONGEST[OWNER], placeholder="your name",
         help="Kept in this page’s address, as is all that is chosen here.",
     )  # fmt: skip
+    st.session_state[OWNER] = owner
     return study or "", owner or ""
 
 
