@@ -4,19 +4,21 @@ A run is of the planned model where the Linears it recorded are the plan's, shap
 experts is matched by its name alone, since its experts' weights are not recorded as Linears.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from db.store import Run, Store
 from fp8dash.choose.accelerators import DEVICES, Accelerator
 from fp8dash.choose.architecture import Architecture
-from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.roofline import Plan
 from fp8dash.decode_report import Decoding, Speed, decodings
 from fp8dash.errors import InvalidChoice
 
 BACKENDS = ("baseline", "native")  # whose times mean something
+CONTEXT = 2176  # tokens that each request holds on average: the planner's own, a prompt of 2,048 and half of 256
 NEWEST = 200  # timed runs that are looked through
 
 
@@ -52,6 +54,18 @@ def measured_points(store: Store, model: Architecture, hub: str, accelerator: Ac
         for speed in one.speeds
     ]
     return sorted(found, key=lambda point: (point.speed.batch, -point.speed.tokens_per_s))
+
+
+def predicted_times(
+    model: Architecture, recipes: Sequence[str], accelerator: Accelerator, batch: int
+) -> dict[str, float]:
+    """How many times faster than BF16 each recipe decodes, by its text: however many devices share the work."""
+    found = {}
+    base = Plan(model, Recipe(), accelerator).decode_s(batch, CONTEXT)
+    for text in recipes:
+        with suppress(InvalidChoice):  # written by another version
+            found[text] = base / Plan(model, parse_recipe(text), accelerator).decode_s(batch, CONTEXT)
+    return found
 
 
 def by_name(model: Architecture) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fp8dash.ui.answer import MEASURED, Budget, Speed, choose, evidence, shipping
+from fp8dash.ui.answer import MEASURED, PREDICTED, Budget, Speed, choose, evidence, shipping
 from tests.test_charts import standing
 
 FINE = standing("FP8_BLOCK", kld=0.024, model_bytes=163e6)
@@ -35,3 +35,13 @@ def test_the_answer_says_why_speed_did_not_decide():
     assert "speed not known" in shipping(slow, Budget(), "demo", "CPU")
     assert "as no speed is known" in evidence(choose(ROWS, Budget(), {}))
     assert "fastest within the budget" in evidence(choose(ROWS, Budget(), {"INT8": Speed(1.7, MEASURED)}))
+
+
+def test_a_prediction_is_never_said_as_if_it_were_measured():
+    how = PREDICTED.format(32)
+    answer = choose(ROWS, Budget(), {"INT8": Speed(1.4, how), "MXFP8": Speed(1.2, how)})
+    title = shipping(answer, Budget(), "demo", "H200 SXM")
+    assert title == "Ship INT8 on H200 SXM: KLD 0.0310 nats, 1.40× BF16 predicted for decoding at batch 32"
+    assert "fastest within the budget, as predicted" in evidence(answer)
+    slow = choose(ROWS, Budget(), {"INT8": Speed(1.0, how)})
+    assert "smallest within the budget, as none is predicted to be faster than BF16" in evidence(slow)

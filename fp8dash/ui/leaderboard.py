@@ -13,8 +13,11 @@ from streamlit.elements.arrow import DataframeStateInput
 
 from db.standings import SORTS, Choice, Group
 from fp8dash import report
+from fp8dash.choose.accelerators import ACCELERATORS, Accelerator
+from fp8dash.choose.catalog import architecture_of
 from fp8dash.choose.records import HIGHER
-from fp8dash.metrics import DASH, METRICS, heading, shown, three
+from fp8dash.metrics import DASH, METRICS, Metric, heading, shown, three
+from fp8dash.plan_report import predicted_times
 from fp8dash.report import BASELINE_BACKEND, Standing, interval
 from fp8dash.stats import pareto_front
 from fp8dash.ui import charts
@@ -52,6 +55,7 @@ BUDGETS = {"KLD": "kld", "Δ ln PPL": "ln_ppl_diff"}
 SORTED = {"finished": "Newest", **{name: METRICS[name].title for name in SORTS if name in METRICS}}
 HIDDEN = ("Coverage", "Backend", "Device", "Note")
 MEDALS = {1: "best", 2: "second", 3: "third"}
+FORETOLD = ", predicted"
 WELCOME = (
     "A **run** quantizes one model by one recipe and measures that same artefact: quality against its BF16 baseline, "
     "and the speed of its GEMMs.  \n"
@@ -59,6 +63,15 @@ WELCOME = (
     "lost.  \n"
     "Only numbers made alike are ranked together. Where the evidence cannot tell two recipes apart, it says so."
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """Where a recipe is to be served: a device that was measured, or an accelerator and the batch to predict for."""
+
+    name: str
+    accelerator: Accelerator | None = None
+    batch: int = 0
 
 
 def page(frame: Frame) -> None:
@@ -74,15 +87,15 @@ def page(frame: Frame) -> None:
     rows = frame.store.newest_by_recipe([group.key])
     rows = [row for row in rows if row.backend in (group.backend, BASELINE_BACKEND)]
     tied = _tied(frame, rows)
-    speeds = _speeds(frame, rows, mates, target)
+    speeds = _speeds(frame, group.model, rows, mates, target)
     answer = choose(rows, budget, speeds, [*tied, *(row.run for row in candidates(rows)[:1] if tied)])
     with top:
-        st.title(shipping(answer, budget, short(group.model), target), anchor=False)
+        st.title(shipping(answer, budget, short(group.model), target.name), anchor=False)
         st.markdown(evidence(answer))
         st.markdown(f"{headline(rows, tied)}. {reasons(rows, tied)}")
         _why(answer, speeds)
     with cards:
-        _other_models(frame, groups, group, budget)
+        _other_models(frame, groups, group, budget, target)
         _active(frame)
     choice = _filtered(frame, group)
     base = [] if choice.search else [row for row in rows if row.is_baseline][:1]
@@ -90,7 +103,7 @@ def page(frame: Frame) -> None:
     if not count:
         st.info("No run passes these filters. Clear the search or a filter above.")
         return
-    _figure(frame, choice, base, speeds, target if target != group.device else "")
+    _figure(frame, choice, base, speeds, "" if target.name == group.device else target.name)
     _table(frame, choice, count, base, tied)
 
 
@@ -126,7 +139,7 @@ def _empty(frame: Frame) -> None:
         frame.go("new_run")
 
 
-def _asked(groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, str]:
+def _asked(groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, Target]:
     """What the reader set: comparable runs of one backend, the model's other groups, the budget and the target."""
     cast = [group for group in groups if group.backend != BASELINE_BACKEND]
     with st.container(horizontal=True, vertical_alignment="bottom", key="leaderboard_asked"):
@@ -141,12 +154,22 @@ def _asked(groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, str]:
         limit = st.number_input(
             "At most (nats)", 0.0, 10.0, CLOSE, 0.01, "%.3f", key="limit", bind="query-params", width=130
         )
-        devices = list(dict.fromkeys([str(group.device), *(str(mate.device) for mate in mates)]))
-        target = st.selectbox(
-            "To be served on", devices, key="target", bind="query-params", width=230,
-            help="Speeds are those measured on it; where a recipe has none, the answer says so.",
-        )  # fmt: skip
-    return group, mates, Budget(BUDGETS[str(what)], float(limit)), str(target)
+        target = _target([str(group.device), *(str(mate.device) for mate in mates)])
+    return group, mates, Budget(BUDGETS[str(what)], float(limit)), target
+
+
+def _target(devices: Sequence[str]) -> Target:
+    """A device that something was measured on, or an accelerator that is predicted."""
+    planned = {f"{name}{FORETOLD}": accelerator for name, accelerator in ACCELERATORS.items()}
+    name = str(st.selectbox(
+        "To be served on", [*dict.fromkeys(devices), *planned], key="target", bind="query-params", width=230,
+        help="A device: speeds are those of GEMMs measured on it. An accelerator: decoding as the planner predicts it "
+        "from data sheets, at most; nothing was measured there.",
+    ))  # fmt: skip
+    if name not in planned:
+        return Target(name)
+    batch = st.number_input("Requests at once", 1, 1 << 16, 32, key="batch", bind="query-params", width=130)
+    return Target(planned[name].name, planned[name], int(batch))
 
 
 def _narrowed(label: str, key: str, groups: Sequence[Group], said: Callable[[Group], str], width: int) -> list[Group]:
@@ -171,22 +194,34 @@ def _tied(frame: Frame, rows: Sequence[Standing]) -> list[str]:
     return tied_with_best(ranked, frame.store.windows([row.run for row in ranked]))
 
 
-def _speeds(frame: Frame, rows: Sequence[Standing], mates: Sequence[Group], target: str) -> dict[str, Speed]:
-    """How fast each row's recipe is on the target: as measured there, by this run or by one of the same model."""
-    there = {mate.key for mate in mates if mate.device == target}
+def _speeds(
+    frame: Frame, model: str, rows: Sequence[Standing], mates: Sequence[Group], target: Target
+) -> dict[str, Speed]:  # fmt: skip
+    """How fast each row's recipe is on the target: as measured there, by this run or by one of the same model, or as
+    predicted."""
+    if target.accelerator:
+        return _predicted(model, rows, target.accelerator, target.batch)
+    there = {mate.key for mate in mates if mate.device == target.name}
     others = [
         row for row in frame.store.newest_by_recipe(list(there - {row.group for row in rows})) if row.gemm_speedup
     ]
     elsewhere = {row.recipe: row.gemm_speedup for row in others}
-    found = {row.run: row.gemm_speedup if row.device == target else elsewhere.get(row.recipe) for row in rows}
+    found = {row.run: row.gemm_speedup if row.device == target.name else elsewhere.get(row.recipe) for row in rows}
     return {run: Speed(times, MEASURED) for run, times in found.items() if times is not None}
+
+
+def _predicted(model: str, rows: Sequence[Standing], accelerator: Accelerator, batch: int) -> dict[str, Speed]:
+    """By run; none for a model whose architecture is not known here."""
+    known = architecture_of(model)
+    times = predicted_times(known, [row.recipe for row in rows], accelerator, batch) if known else {}
+    return {row.run: Speed(times[row.recipe], PREDICTED.format(batch)) for row in rows if row.recipe in times}
 
 
 def _why(answer: Answer, speeds: dict[str, Speed]) -> None:
     with st.container(horizontal=True, gap="small"):
         with st.popover(f"Why the others lost ({len(answer.lost)})", type="tertiary", disabled=not answer.lost):
             st.markdown(
-                "| Recipe | KLD (nats) | × BF16 | Why not |\n|:--|--:|--:|:--|\n"
+                f"| Recipe | KLD (nats) | × BF16{_how(speeds)} | Why not |\n|:--|--:|--:|:--|\n"
                 + "\n".join(
                     f"| {plain(row.name)} | {three(row.kld)} | "
                     f"{f'{speeds[row.run].times:.2f}' if row.run in speeds else DASH} | {plain(why)} |"
@@ -196,7 +231,13 @@ def _why(answer: Answer, speeds: dict[str, Speed]) -> None:
         metric_help()
 
 
-def _other_models(frame: Frame, groups: Sequence[Group], shown_group: Group, budget: Budget) -> None:
+def _how(speeds: dict[str, Speed]) -> str:
+    return next((f", {speed.how}" for speed in speeds.values()), "")
+
+
+def _other_models(
+    frame: Frame, groups: Sequence[Group], shown_group: Group, budget: Budget, target: Target
+) -> None:  # fmt: skip
     """One line for each further model, from its largest group."""
     largest: dict[str, Group] = {}
     for group in groups:
@@ -210,9 +251,9 @@ def _other_models(frame: Frame, groups: Sequence[Group], shown_group: Group, bud
     lines = []
     for group in first:
         mine = [row for row in rows if row.group == group.key and row.backend == group.backend]
-        speeds = {row.run: Speed(row.gemm_speedup, MEASURED) for row in mine if row.gemm_speedup is not None}
-        answer = choose(mine, budget, speeds)
-        lines.append(f"- **{plain(short(group.model))}**: {shipping(answer, budget, group.model, str(group.device))}.")
+        own = target if target.accelerator else Target(str(group.device))
+        answer = choose(mine, budget, _speeds(frame, group.model, mine, [], own))
+        lines.append(f"- **{plain(short(group.model))}**: {shipping(answer, budget, group.model, own.name)}.")
     left = len(largest) - len(first)
     with st.expander(f"{many(len(largest), 'further model')}: what to ship", expanded=len(largest) < MOST_MODELS):
         st.markdown("\n".join(lines))
@@ -253,7 +294,8 @@ def _figure(
     frame: Frame, choice: Choice, base: Sequence[Standing], speeds: dict[str, Speed], elsewhere: str
 ) -> None:  # fmt: skip
     some = frame.store.standings(dataclasses.replace(choice, sort="kld", order="ascending", limit=MOST_POINTS))
-    default = AXES["gemm_speedup" if all(row.gemm_speedup is not None for row in some) else "model_bytes"]
+    known = {row.run for row in some if row.gemm_speedup is not None} if not elsewhere else set(speeds)
+    default = AXES["gemm_speedup" if all(row.run in known for row in some) else "model_bytes"]
     axis = st.segmented_control(
         "Figure", list(AXES.values()), default=default, required=True, key="x", bind="query-params",
         label_visibility="collapsed",
@@ -262,8 +304,9 @@ def _figure(
     front = frame.store.front(choice, metric.name, metric.better)
     rows = list({row.run: row for row in (*front, *some)}.values())
     best = {row.run for row in front}
-    predicted = {run for run, speed in speeds.items() if speed.how == PREDICTED}
+    predicted = {run for run, speed in speeds.items() if speed.how != MEASURED}
     if elsewhere and metric.name == "gemm_speedup":  # the target is another device: its speeds, where they are known
+        metric = _retitled(metric, speeds)
         times = {run: speed.times for run, speed in speeds.items()}
         rows = [dataclasses.replace(row, gemm_speedup=times.get(row.run)) for row in rows]
         best = _front(rows, metric.name)
@@ -278,6 +321,12 @@ def _figure(
     if chosen:
         frame.go("runs", run=chosen[0])
     st.caption(" ".join(_notes(frame, choice, rows, drawn, metric.name, elsewhere)))
+
+
+def _retitled(metric: Metric, speeds: dict[str, Speed]) -> Metric:
+    """The speed-up's axis, where what is drawn is predicted."""
+    hows = {speed.how for speed in speeds.values()} - {MEASURED}
+    return dataclasses.replace(metric, title=f"Speed-up {hows.pop()}") if hows else metric
 
 
 def _front(rows: Sequence[Standing], x: str) -> set[str]:
