@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,7 @@ from db.tables import (
     WindowTable,
     WorkerTable,
 )
+from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import (
@@ -72,6 +73,7 @@ QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
 )
 ACTIVE = (QUEUED, RUNNING)
 BUSY_SECONDS = 30
+SILENCE = timedelta(seconds=20)  # without a heartbeat, of which there is one every five
 DRIVER_ERRORS = (SQLAlchemyError, OSError)  # of whoever shares this database: the queue's engine
 TRIES = 3  # of a transaction that meets another's identical request
 Found = TypeVar("Found")
@@ -154,6 +156,20 @@ class Worker:
     child_group: int | None
     started_at: datetime
     heartbeat_at: datetime
+
+    @property
+    def is_alive(self) -> bool:
+        """True where it has beaten lately, by this machine's clock: good enough to tell the user."""
+        return self.state == "alive" and datetime.now(UTC) - self.heartbeat_at < SILENCE
+
+    @property
+    def hardware(self) -> Device:
+        """What it computes on, as far as it told."""
+        facts = self.device_facts
+        pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
+        capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
+        kind = facts.get("kind") or ("cpu" if (self.device or "cpu").lower().startswith("cpu") else "cuda")
+        return Device(kind, self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from db.store import FINISHED, STATES, Run, Store
 from fp8dash import report, study_evidence, study_files, study_report
+from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
+from fp8dash.choose.records import BACKENDS, GPU_WINDOW, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
@@ -28,7 +29,6 @@ from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_wo
 from jobs.queue import Queue
 
 HOST, PORT = "127.0.0.1", 8501
-ALIVE_SECONDS = 15  # a worker beats every 5
 POLL_SECONDS = 0.5
 ROWS = {"csv": report.to_csv, "markdown": report.to_markdown, "json": report.to_json}  # of all runs
 ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
@@ -78,8 +78,9 @@ def _work(options: argparse.Namespace) -> int:
 def _submit(options: argparse.Namespace) -> int:
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(Request) if f.name != "recipe"}
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
-    requests = [Request(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
     with _opened() as (store, queue):
+        fields["window_length"] = options.window_length or usual_request(_devices(store)).window_length
+        requests = [Request(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
         print("\n".join(run_ids))
         return _wait(store, run_ids, ()) if options.wait else 0
@@ -88,8 +89,9 @@ def _submit(options: argparse.Namespace) -> int:
 def _study(options: argparse.Namespace) -> int:
     """A question's runs as one study, those that are there already left out; the answer where it is waited for."""
     question = QUESTIONS[options.question]
-    base = Request(model=options.model, corpus=options.corpus, backend=options.backend, device=options.device)
+    asked = {name: getattr(options, name) for name in ("model", "corpus", "backend", "device")}
     with _opened() as (store, queue):
+        base = dataclasses.replace(usual_request(_devices(store)), **asked)
         plan = study_evidence.plan(store, question.requests(base))
         new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
         run_ids = [*(run.id for run in plan.known), *new]
@@ -167,7 +169,7 @@ def _demo(options: argparse.Namespace) -> int:
             plan = study_evidence.plan(store, requests)
             new = queue.submit(plan.missing, owner=options.owner, study="Demo: eight recipes") if plan.missing else []
             run_ids = [*(run.id for run in plan.known), *new]
-            if any(run.is_active for run in store.runs(ids=run_ids)) and not _alive(store):
+            if any(run.is_active for run in store.runs(ids=run_ids)) and not _devices(store):
                 workers.append(start_worker())
             status = _wait(store, run_ids, workers)
             print(report.to_markdown(report.standings(store, ids=run_ids)))
@@ -189,7 +191,7 @@ def _doctor(_options: argparse.Namespace) -> int:
     print(f"{'device':<14}{device.label}, {device.memory_bytes / 2**30:.0f} GiB")
     print(f"{'data':<14}{data_dir()}")
     with _opened() as (store, _):
-        alive = _alive(store)
+        alive = bool(_devices(store))
         print(f"{'database':<14}{store.place}")
         print(
             f"{'runs':<14}{', '.join(f'{count} {state}' for state, count in store.counts().items() if count) or 'none'}"
@@ -249,9 +251,9 @@ def _address(options: argparse.Namespace) -> str:
     return f"http://{options.host}:{options.port}"
 
 
-def _alive(store: Store) -> bool:
-    """Whether a worker has beaten lately, by this machine's clock: good enough to tell the user."""
-    return any(w.state == "alive" and time.time() - w.heartbeat_at.timestamp() < ALIVE_SECONDS for w in store.workers())
+def _devices(store: Store) -> list[Device]:
+    """Those of the workers that are alive."""
+    return [worker.hardware for worker in store.workers() if worker.is_alive]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -317,7 +319,10 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--corpus", default=default.corpus, help="“pydocs” or a UTF-8 text file")
     parser.add_argument("--windows", type=int, default=default.windows)
-    parser.add_argument("--window-length", type=int, default=default.window_length, help="tokens")
+    parser.add_argument(
+        "--window-length", type=int, help=f"tokens (default: {default.window_length}, or {GPU_WINDOW} "
+        "where a worker with a GPU is alive)"
+    )  # fmt: skip
     parser.add_argument(
         "--measures", type=_words, default=default.measures, help=f"comma separated: {', '.join(MEASURES)}"
     )

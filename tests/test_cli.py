@@ -7,10 +7,11 @@ import sys
 
 import pytest
 from pyarrow import parquet
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from db.claims import Claims
 from db.store import Store
-from db.tables import RunTable
+from db.tables import RunTable, WorkerTable
 from fp8dash.cli import main
 from fp8dash.places import database_url
 
@@ -42,6 +43,24 @@ def test_submit_prints_ids_that_runs_and_report_know(capsys):
     assert main(["cancel", ids[0]]) == 1
     assert "cancelled already" in said(capsys).err
     assert main(["retry", ids[0]]) == 0
+
+
+def test_windows_are_long_where_a_gpu_is_at_work_unless_a_length_is_said(capsys):
+    def lengths():
+        assert main(["submit", "--windows", str(5 + len(found))]) == 0
+        assert main(["submit", "--windows", str(5 + len(found)), "--window-length", "64"]) == 0
+        with store.session() as session:
+            asked = session.scalars(select(RunTable.request).order_by(RunTable.created_at)).all()
+        return [request.get("window_length", 512) for request in asked[-2:]]
+
+    store, found = Store(database_url()), []
+    found.append(lengths())
+    Claims(store).register("w-gpu", host="h", slot=0, pid=1)
+    with store.session() as session:
+        session.execute(update(WorkerTable).values(device="NVIDIA H200", device_facts={"kind": "cuda"}))
+    found.append(lengths())
+    store.close()
+    assert found == [[512, 64], [2048, 64]]
 
 
 def test_the_report_is_a_parquet_file_or_a_sentence(capsys, tmp_path):

@@ -72,7 +72,7 @@ def submitted(app: AppTest) -> str:
 def test_every_field_of_a_request_comes_back_from_the_address(name: str) -> None:
     form = dataclasses.replace(START, request=dataclasses.replace(START.request, **OTHER[name]))
     address = written(form, START)
-    assert set(address) == {*OTHER[name], "backend"}
+    assert set(address) == {*OTHER[name], "window_length", "backend"}
     assert read(address, START) == form and form != START
 
 
@@ -161,7 +161,7 @@ def test_the_names_of_a_link_are_those_of_its_runs_and_a_study_without_one_is_na
 def test_defaults_are_left_out_and_taken_back_out(store: Store) -> None:
     app = opened("new_run")
     app.number_input(KEY + "windows").set_value(9).run()
-    assert app.query_params == {"windows": "9", "backend": "auto"}
+    assert app.query_params == {"windows": "9", "window_length": "512", "backend": "auto"}
     app.number_input(KEY + "windows").set_value(8).run()
     assert not app.query_params
 
@@ -169,7 +169,10 @@ def test_defaults_are_left_out_and_taken_back_out(store: Store) -> None:
 def test_the_other_backend_than_the_workers_is_kept(ids: dict[str, str]) -> None:
     app = opened("new_run")
     app.selectbox(KEY + "backend").set_value("auto").run()
-    assert app.query_params == {"backend": "auto"} and again(app).selectbox(KEY + "backend").value == "auto"
+    assert (
+        app.query_params == {"window_length": "512", "backend": "auto"}
+        and again(app).selectbox(KEY + "backend").value == "auto"
+    )
 
 
 def test_a_link_from_a_run_says_only_what_was_changed(store: Store, ids: dict[str, str]) -> None:
@@ -188,12 +191,18 @@ def test_what_is_half_typed_stays_and_the_address_keeps_the_last_that_can_be(sto
     app.number_input(KEY + "windows").set_value(9)
     typed(app, "w=e4m3fn/")
     app.text_input(KEY + "lengths").set_value("128, many").run()
-    assert app.query_params == {"windows": "9", "backend": "auto"}
+    assert app.query_params == {"windows": "9", "window_length": "512", "backend": "auto"}
     app.number_input(KEY + "seed").set_value(1).run()
     assert app.text_area(KEY + "typed").value == "w=e4m3fn/"
     assert app.text_input(KEY + "lengths").value == "128, many"
     app.text_input(KEY + "lengths").set_value("128").run()
-    assert app.query_params == {"windows": "9", "backend": "auto", "needle_lengths": "128", "seed": "1"}
+    assert app.query_params == {
+        "windows": "9",
+        "window_length": "512",
+        "backend": "auto",
+        "needle_lengths": "128",
+        "seed": "1",
+    }
 
 
 def test_ways_to_choose_a_recipe_carry_it_along(store: Store) -> None:

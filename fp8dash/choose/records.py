@@ -6,11 +6,13 @@ A stage yields Progress while it works and Rows as it measures; a StageResult is
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fp8dash.choose.catalog import DEMO, PYDOCS
 from fp8dash.choose.checkpoint import refuse_no_checkpoint
+from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.needles import check_needles
 from fp8dash.choose.presets import recipe_from
@@ -27,6 +29,7 @@ DEFAULT_MEASURES = ("gemm", "perplexity", "needle")  # what may be left out of a
 MEASURES = (  # and what may be added
     *DEFAULT_MEASURES, "gradients", "sensitivity", "profile", "kv", "decode", "tasks", "export",
 )  # fmt: skip
+GPU_WINDOW = 2048  # tokens of a window where nothing else is said and a GPU is at work
 STAGES = (
     "load", "baseline", "gradients", "sensitivity", "profile", "quantize", "gemm", "perplexity", "kv", "needle",
     "decode", "tasks", "export",
@@ -360,6 +363,18 @@ class LadderPoint:
     flushed: float  # share of the non-zero elements that became zero
     clipped: float  # share of the elements beyond the largest code
     bits: float  # of an element, its share of the scales included
+
+
+def usual_request(devices: Sequence[Device]) -> Request:
+    """The defaults where these devices are at work: long windows where one is a GPU, emulation where all are CPUs.
+
+    >>> usual_request([Device("cuda", "NVIDIA H200")]).window_length, usual_request([Device("cpu", "CPU")]).backend
+    (2048, 'emulated')
+    """
+    has_gpu = any(device.kind != "cpu" for device in devices)
+    if has_gpu:
+        return Request(window_length=GPU_WINDOW)
+    return Request(backend="emulated") if devices else Request()
 
 
 @dataclass(frozen=True, slots=True)

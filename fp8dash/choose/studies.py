@@ -43,11 +43,11 @@ class Question:
     cost: str = "Each run takes as long as a usual one."
 
     def requests(self, base: Request) -> list[Request]:
-        """One request a recipe, in canonical form; model, corpus, backend, device and seed are those of `base`.
-
-        Raises InvalidChoice.
+        """One request a recipe, in canonical form; model, corpus, backend, device and seed are those of `base`, and its
+        windows' length where the question has none of its own. Raises InvalidChoice.
         """
-        carried = {name: getattr(base, name) for name in CARRIED}
+        own = self.request.window_length != Request().window_length
+        carried = {name: getattr(base, name) for name in (*CARRIED, *(() if own else ("window_length",)))}
         return [dataclasses.replace(self.request, recipe=recipe, **carried).checked() for recipe in self.recipes]
 
 

@@ -1,7 +1,7 @@
 """The filled form of the page “New run” as that page's address, and back. Values only: no streamlit, no database.
 
-?recipe=FP8_BLOCK&recipe=w%3Dint8%2Frow&windows=32&backend=auto   what differs from the form as it first opens
-?from=RUN&windows=32                                              what differs from an old run's request
+?recipe=FP8_BLOCK&windows=32&window_length=512&backend=auto   what differs from the form as it first opens
+?from=RUN&windows=32                                          what differs from an old run's request
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ Address = dict[str, list[str]]  # values by name, in order
 FROM, RECIPE, STUDY, OWNER = "from", "recipe", "study", "owner"
 FIELDS = {name: kind for name, kind in get_type_hints(Request).items() if name != RECIPE}
 NAMES = (FROM, RECIPE, STUDY, OWNER, *FIELDS)  # what the form owns of an address
+BY_WORKERS = ("window_length", "backend")  # see usual_request
 LONGEST = {STUDY: 120, OWNER: 60}  # characters
 NUMBERS = {int: "a whole number", float: "a number"}
 
@@ -35,14 +36,14 @@ class Form:
 def written(form: Form, start: Form) -> Address:
     """What of a form differs from the one that it started as.
 
-    The backend that a new form starts with is the one for the workers alive: an address that says anything says it.
+    What a new form starts with is for the workers alive: an address that says anything says that, too.
 
     >>> from fp8dash.choose.recipe import parse_recipe
     >>> start = Form(Request(), (parse_recipe("w=e4m3fn/row a=e4m3fn/row"),))
     >>> written(start, start)
     {}
     >>> written(Form(Request(gemm_m=(8, 32)), (parse_recipe("w=int8/row"),)), start)
-    {'gemm_m': ['8', '32'], 'recipe': ['w=int8/row'], 'backend': ['auto']}
+    {'gemm_m': ['8', '32'], 'recipe': ['w=int8/row'], 'window_length': ['512'], 'backend': ['auto']}
     """
     values, usual = form.request.to_json(), start.request.to_json()
     found = {name: _texts(values[name]) for name in FIELDS if values[name] != usual[name]}
@@ -53,7 +54,8 @@ def written(form: Form, start: Form) -> Address:
     owner = {OWNER: [form.owner]} if form.owner else {}
     if start.source:
         return {FROM: [start.source], **found, **owner}
-    return {**found, **({"backend": [form.request.backend]} if found else {}), **owner}
+    usual_here = {name: _texts(values[name]) for name in BY_WORKERS} if found else {}
+    return {**found, **usual_here, **owner}
 
 
 def read(address: Address, start: Form) -> Form:

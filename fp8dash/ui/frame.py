@@ -4,14 +4,12 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import streamlit as st
 
 from db.store import Store, Worker
-from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER
 from fp8dash.errors import Fp8dashError
@@ -21,7 +19,6 @@ from fp8dash.ui.glyph import glyph_width, recipe_glyph
 from fp8dash.ui.words import many, plain
 from jobs.queue import Queue
 
-STALE = timedelta(seconds=90)  # a heartbeat older than this is no sign of life
 INTERNAL = "Internal error: this page could not be drawn. Its cause is in the log of the web process."
 STYLE = """<style>
 .stMainBlockContainer, .block-container {max-width: 1500px; padding-top: 4.5rem; padding-bottom: 3rem;}
@@ -168,24 +165,9 @@ def glyph(recipe: Recipe) -> None:
     st.image(recipe_glyph(recipe), width=glyph_width(recipe), alt=f"Tiles of {recipe.text}")
 
 
-def alive(workers: Sequence[Worker]) -> list[Worker]:
-    """The workers that give signs of life."""
-    now = datetime.now(UTC)
-    return [w for w in workers if w.state == "alive" and now - w.heartbeat_at < STALE]
-
-
-def device_of(worker: Worker) -> Device:
-    """The worker's device, as far as it told."""
-    facts = worker.device_facts
-    pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
-    capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
-    kind = facts.get("kind") or ("cpu" if (worker.device or "cpu").lower().startswith("cpu") else "cuda")
-    return Device(kind, worker.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
-
-
 def worker_line(workers: Sequence[Worker], *, waiting: int) -> None:
     """Who works, or how to start somebody: a warning where runs wait or are about to."""
-    if found := alive(workers):
+    if found := [worker for worker in workers if worker.is_alive]:
         names = "; ".join(plain(f"{w.device or 'device not told yet'} on {w.host}") for w in found)
         st.markdown(f":green-badge[{many(len(found), 'worker')} alive] {names}")
     else:

@@ -28,13 +28,13 @@ from fp8dash.choose.recipe import (
     parse_cast,
     parse_recipe,
 )
-from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request
+from fp8dash.choose.records import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request, usual_request
 from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TILES, When, tile_of, when_of
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
 from fp8dash.ui.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
-from fp8dash.ui.frame import Frame, alive, device_of, glyph, say_error, worker_line
+from fp8dash.ui.frame import Frame, glyph, say_error, worker_line
 from fp8dash.ui.words import listed, many, plain
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
@@ -98,7 +98,7 @@ def page(frame: Frame) -> None:
     with right, st.container(key="new_run_panel"):
         shape = _shape(model)
         head.title(_headline(recipes, model, shape), anchor=False)
-        _panel(recipes, shape, request, [device_of(w) for w in alive(workers)])
+        _panel(recipes, shape, request, [worker.hardware for worker in workers if worker.is_alive])
         with st.container(border=True):
             study, owner = _names(visit.form, recipes, key)
             pressed = st.button(
@@ -126,9 +126,7 @@ def _visit(frame: Frame, workers: Sequence[Worker]) -> Visit:
 
 def _opened(frame: Frame, workers: Sequence[Worker], number: int) -> Visit:
     """What the address stands for: an old run's request or the defaults, and what differs; or the defaults, and why."""
-    devices = [device_of(w) for w in alive(workers)]
-    only_cpu = bool(devices) and all(device.kind == "cpu" for device in devices)
-    request = Request(backend="emulated" if only_cpu else "auto")
+    request = usual_request([worker.hardware for worker in workers if worker.is_alive])
     usual = Form(request, (PRESETS["FP8_DYNAMIC"].recipe,), owner=st.session_state.get(OWNER, ""))
     try:
         start = usual

@@ -1,5 +1,6 @@
 """Questions that are queued in one click, the studies there are, and what each answered. `?study=` opens one."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -11,14 +12,14 @@ from db.store import FINISHED, STATES, Run, Study, Worker
 from fp8dash import study_evidence, study_files, study_report
 from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
-from fp8dash.choose.records import DEFAULT_MEASURES, Request
+from fp8dash.choose.records import DEFAULT_MEASURES, Request, usual_request
 from fp8dash.choose.scaling import RULES, TILES
 from fp8dash.choose.studies import QUESTIONS, Grid, Question, question_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.study_evidence import Evidence, Plan
 from fp8dash.study_report import WriteUp
 from fp8dash.ui import charts
-from fp8dash.ui.frame import Frame, alive, device_of, draw, guarded, query_ids, say_error, worker_line, zone
+from fp8dash.ui.frame import Frame, draw, guarded, query_ids, say_error, worker_line, zone
 from fp8dash.ui.words import lasted, listed, many, moment, plain
 
 LIVE = 3.0  # seconds between two looks at a study that is not finished
@@ -70,8 +71,7 @@ def _index(frame: Frame) -> None:
 
 def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
     """Model and backend of the runs to queue, and who asks."""
-    devices = [device_of(worker) for worker in alive(workers)]
-    only_cpu = bool(devices) and all(device.kind == "cpu" for device in devices)
+    usual = usual_request([worker.hardware for worker in workers if worker.is_alive])
     backends = ["auto", "emulated"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = st.selectbox(
@@ -80,14 +80,14 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
             help="From the catalogue, or type a folder on the worker or a Hub id.",
         )  # fmt: skip
         backend = st.selectbox(
-            "Backend", backends, int(only_cpu), key="studies_backend", width=160,
+            "Backend", backends, backends.index(usual.backend), key="studies_backend", width=160,
             help="auto: native where a kernel is legal. Emulated is preset where all workers alive are CPUs.",
         )  # fmt: skip
         owner = st.text_input(
             "Owner", key="owner", bind="query-params", max_chars=60, placeholder="your name", width=220,
             help="Kept in this page’s address.",
         )  # fmt: skip
-    return Request(model=(model or DEMO).strip(), backend=backend), owner or ""
+    return dataclasses.replace(usual, model=(model or DEMO).strip(), backend=backend), owner or ""
 
 
 def _usual_seconds(runs: Sequence[Run], model: str) -> float | None:

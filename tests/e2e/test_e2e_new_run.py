@@ -37,8 +37,8 @@ def test_a_filled_form_survives_a_reload_and_follows_back_and_forward(browser: B
         expect(page.get_by_role("button", name="Queue 2 runs")).to_be_visible()
         settled(page)
         link = {
-            "windows": ["9"], "seed": ["5"], "study": ["The night’s"], "owner": ["ada"], "backend": ["auto"],
-            "recipe": ["FP8_DYNAMIC", "INT8"],
+            "windows": ["9"], "seed": ["5"], "study": ["The night’s"], "owner": ["ada"],
+            "recipe": ["FP8_DYNAMIC", "INT8"], "window_length": ["512"], "backend": ["auto"],
         }  # fmt: skip
         assert query(page) == link
         page.reload()
