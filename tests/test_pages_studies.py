@@ -50,13 +50,23 @@ def test_without_a_name_nothing_is_queued(store):  # noqa: F811
 
 def test_a_grid_is_queued_without_what_says_nothing(store):  # noqa: F811
     app = opened("studies", owner="ada")
-    app.multiselect("studies_rules").set_value(["float32", "nvfp4"]).run()
+    app.multiselect("grid_rules").set_value(["float32", "nvfp4"]).run()
     assert plain("e4m3fn/tensor/nvfp4: nvfp4 has a scale a tile") in said(app)
     app.button("studies_ask_grid").click().run()
     assert [run.recipe for run in queued(store)] == [
         "bf16", "w=e4m3fn/tensor a=e4m3fn/tensor", "w=e4m3fn/row a=e4m3fn/row", "w=e4m3fn/row/nvfp4 a=e4m3fn/row/nvfp4",
     ]  # fmt: skip
     assert queued(store)[0].study == Grid(("e4m3fn",), ("tensor", "row"), ("float32", "nvfp4")).text
+
+
+def test_what_is_asked_of_which_model_is_in_the_address(store):  # noqa: F811
+    link = {"owner": "ada", "ask_backend": "emulated", "grid_formats": "int8", "grid_tiles": ["row", "tensor"]}
+    assert opened("studies", **link, ask_model="/models/x").session_state["ask_model"] == "/models/x"
+    app = opened("studies", **link)  # AppTest cannot click beside an option that was typed
+    app.button("studies_ask_grid").click().run()
+    runs = queued(store)
+    assert {(run.model, run.request.backend, run.owner) for run in runs} == {("demo", "emulated", "ada")}
+    assert [run.recipe for run in runs] == ["bf16", "w=int8/row a=int8/row", "w=int8/tensor a=int8/tensor"]
 
 
 def test_a_study_in_the_address_opens_with_answer_figure_table_and_downloads(ids, store):  # noqa: F811

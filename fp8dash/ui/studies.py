@@ -76,11 +76,11 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = st.selectbox(
             "Model", list(MODELS), format_func=lambda name: MODELS[name].title if name in MODELS else name,
-            accept_new_options=True, key="studies_model", width=320,
+            accept_new_options=True, key="ask_model", bind="query-params", width=320,
             help="From the catalogue, or type a folder on the worker or a Hub id.",
         )  # fmt: skip
         backend = st.selectbox(
-            "Backend", backends, backends.index(usual.backend), key="studies_backend", width=160,
+            "Backend", backends, backends.index(usual.backend), key="ask_backend", bind="query-params", width=160,
             help="auto: native where a kernel is legal. Emulated is preset where all workers alive are CPUs.",
         )  # fmt: skip
         owner = st.text_input(
@@ -153,7 +153,9 @@ def _grid(frame: Frame, base: Request, owner: str, usual: float | None) -> None:
         st.markdown("Weights and activations alike; a 128×128 block of weights goes with 1×128 groups of activations.")
         with st.container(horizontal=True):
             formats, tiles, rules = (
-                tuple(st.multiselect(label, list(options), default=default, key=f"studies_{key}", width=320))
+                tuple(st.multiselect(
+                    label, list(options), default=default, key=f"grid_{key}", bind="query-params", width=320
+                ))  # fmt: skip
                 for label, key, options, default in (
                     ("Formats", "formats", FORMATS, ["e4m3fn"]),
                     ("Tiles", "tiles", TILES, ["tensor", "row"]),

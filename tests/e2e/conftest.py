@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +122,21 @@ def settled(page: Page) -> Page:
     page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget]')", timeout=30_000)
     page.wait_for_timeout(700)  # figures and tables are drawn after their elements exist
     return page
+
+
+def faults(page: Page) -> list[str]:
+    """What a settled page must not have: axe's serious and critical violations, an error that nobody put in words."""
+    found = _barriers(page)
+    if found:  # colours that fade in are measured on their way: what is a barrier still is one when they rest
+        page.wait_for_timeout(3_000)
+        found = _barriers(page)
+    return found + [words for words in ("Internal error", "Traceback") if page.get_by_text(words).count()]
+
+
+def _barriers(page: Page) -> list[str]:
+    """Each violation with the first element that has it."""
+    found = Axe().run(page).response["violations"]
+    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
 
 
 def _inside(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""The whole product: a run queued in the browser, made by a real worker, found, compared and downloaded."""
+"""The whole product: runs queued in the browser, made by a real worker, found on every page, compared, downloaded."""
 
 import csv
 import io
@@ -10,11 +10,15 @@ from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from db.store import Store
-from tests.e2e.conftest import process, settled, watched, web
+from tests.e2e.conftest import faults, process, settled, watched, web
 from tests.tiny import write_corpus, write_tiny_model
 
 pytestmark = pytest.mark.browser
 TRIES = 5
+PATHS = (
+    "", "new_run?from={INT8}", "runs", "runs?run={FP8_DYNAMIC}", "compare?runs={FP8_DYNAMIC},{INT8}", "studies",
+    "studies?question=granularity&runs={FP8_DYNAMIC},{INT8}", "tensors?run={INT8}", "planner", "formats", "guide",
+)  # fmt: skip
 RUN_SECONDS = 240  # two runs of the tiny model take about 40 s where nothing else runs
 
 
@@ -48,6 +52,8 @@ def submit(page: Page, model: Path, corpus: Path) -> None:
     type_in(page, "Path on the worker", str(corpus))
     type_in(page, "Windows", "4")
     type_in(page, "Tokens a window", "64")
+    page.get_by_test_id("stButtonGroup").get_by_text("Profile of tensors").click()
+    settled(page)
     page.get_by_text("GEMM sizes and needles").click()
     type_in(page, "GEMM M (tokens)", "8")
     type_in(page, "Needle lengths (tokens)", "512")
@@ -78,7 +84,10 @@ def test_a_run_from_the_form_to_the_spreadsheet(browser: Browser, tmp_path: Path
         page.goto(f"{address}/compare?runs={rows['FP8_DYNAMIC']['run']},{rows['INT8']['run']}")
         expect(title).to_contain_text("KLD", timeout=30_000)
         expect(page.get_by_role("heading", name="Every metric")).to_be_visible()
-        settled(page)
+        ids = {preset: row["run"] for preset, row in rows.items()}
+        for path in PATHS:  # every page, on what these runs wrote
+            page.goto(f"{address}/{path.format(**ids)}")
+            assert not faults(settled(page)), path
     assert not watch.console and not watch.outside
 
     store = Store(f"sqlite:///{data / 'fp8dash.sqlite'}")
