@@ -24,6 +24,7 @@ ORDER = [
     ["fp8dash.needle_report", "fp8dash.decode_report"],
     ["fp8dash.report", "fp8dash.task_report", "fp8dash.findings"],
     ["fp8dash.plan_report"],
+    ["fp8dash.pace"],
     ["fp8dash.study_evidence"],
     ["fp8dash.study_report"],
     ["fp8dash.study_files"],

@@ -166,6 +166,18 @@ def test_a_model_of_unknown_architecture_has_no_predicted_speed(store: Store, id
     assert not app.exception and not app.error and "speed not known" in app.title[0].value
 
 
+def test_one_recipe_beside_the_baseline_is_said_as_its_loss(ids: dict[str, str]) -> None:
+    app = opened("compare", runs=f"{ids['BF16']},{ids['INT8']}")
+    assert app.title[0].value == "INT8 loses 0.0303 nats to BF16"
+    app = opened("runs", run=ids["INT8"])
+    assert app.title[0].value == "INT8 loses 0.0303 nats to BF16"
+    assert (
+        app.markdown[0]
+        .value.replace("\\", "")
+        .startswith("Δ ln PPL +0.0189 [+0.0120, +0.0258] nats; needles 1.000; 163")
+    )
+
+
 def test_every_model_has_its_answer(store: Store, ids: dict[str, str]) -> None:
     with store.session() as session:
         for run in (ids["H200 FP8_TENSOR"], ids["H200 FP8_DYNAMIC"]):

@@ -119,18 +119,23 @@ def evidence(answer: Answer) -> str:
     best = answer.best
     if best is None:
         return "Raise the budget, or queue finer recipes: smaller tiles, or layers left out."
-    bounds = f" {plain(interval(best))}" if interval(best) else ", no interval from so few windows"
-    parts = [
-        f"Δ ln PPL {signed(best.ln_ppl_diff)}{bounds} nats" if best.ln_ppl_diff is not None else "",
-        f"needles {shown(METRICS['needle'], best.needle)}" if best.needle is not None else "no needle was looked for",
-        f"{shown(METRICS['model_bytes'], best.model_bytes)} MB" if best.model_bytes is not None else "",
-        f"{best.bits_per_weight:.2f} bits a weight" if best.bits_per_weight else "",
-    ]
     none = {"": "no speed is known", MEASURED: "none that was timed is faster than BF16"}
     why = none.get(answer.known, "none is predicted to be faster than BF16")
     fastest = f"fastest within the budget{'' if answer.known == MEASURED else ', as predicted'}"
     how = fastest if answer.by == "speed" else f"smallest within the budget, as {why}"
-    return f"{'; '.join(part for part in parts if part)}. It is the {how}; within 5 % of that, the lowest KLD."
+    return f"{beside_loss(best)}. It is the {how}; within 5 % of that, the lowest KLD."
+
+
+def beside_loss(row: Standing) -> str:
+    """A run's other numbers in one line."""
+    bounds = f" {plain(interval(row))}" if interval(row) else ", no interval from so few windows"
+    parts = [
+        f"Δ ln PPL {signed(row.ln_ppl_diff)}{bounds} nats" if row.ln_ppl_diff is not None else "",
+        f"needles {shown(METRICS['needle'], row.needle)}" if row.needle is not None else "no needle was looked for",
+        f"{shown(METRICS['model_bytes'], row.model_bytes)} MB" if row.model_bytes is not None else "",
+        f"{row.bits_per_weight:.2f} bits a weight" if row.bits_per_weight else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def candidates(rows: Sequence[Standing]) -> list[Standing]:
@@ -209,6 +214,11 @@ def verdict(found: Comparison, contest: Comparison | None, metrics: Sequence[str
             said.append(f"{listed([plain(judged.standings[i].name) for i in row.best])} {_verb(row)}")
         before = () if _all_tie(row) else row.best
     return "; ".join(said)
+
+
+def loss(row: Standing) -> str:
+    """What one recipe costs, where it stands beside the baseline alone; empty where that was not measured."""
+    return f"{plain(row.name)} loses {three(row.kld)} nats to BF16" if row.kld is not None else ""
 
 
 def _all_tie(row: Verdict) -> bool:

@@ -510,7 +510,7 @@ def _baseline_line(figure: go.Figure, rows: Sequence[Standing], points: Sequence
     if low <= at <= high:
         figure.add_vline(x=at, line={"color": GREY, "width": 1, "dash": "dash"})
         figure.add_annotation(
-            x=at, y=0, yref="paper", text="BF16", showarrow=False, xanchor="right", yanchor="bottom", xshift=-4
+            x=at, y=1, yref="paper", text="BF16", showarrow=False, xanchor="right", yanchor="top", xshift=-4
         )
     else:  # far off: said, since a line would push all else into a corner
         figure.add_annotation(

@@ -15,7 +15,7 @@ from fp8dash.metrics import DASH, heading, shown, signed, three
 from fp8dash.report import Comparison, Standing, Verdict, interval
 from fp8dash.task_report import TaskDifference, TaskLine, TaskScore, task_lines
 from fp8dash.ui import charts, decoding, needles
-from fp8dash.ui.answer import difference, verdict
+from fp8dash.ui.answer import difference, loss, verdict
 from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
 from fp8dash.ui.words import moment, plain
 
@@ -39,7 +39,9 @@ def page(frame: Frame) -> None:
     cast = [row.run for row in rows if not row.is_baseline]
     contest = report.comparison(frame.store, cast) if FEWEST <= len(cast) < len(rows) else None
     with head:
-        st.title(verdict(found, contest, ("kld", "gemm_speedup")) or NOTHING, anchor=False)
+        lone = next(iter(row for row in rows if not row.is_baseline), None) if len(cast) == 1 else None
+        title = loss(lone) if lone else verdict(found, contest, ("kld", "gemm_speedup"))
+        st.title(title or NOTHING, anchor=False)
         if more := verdict(found, contest, ("ln_ppl_diff", "needle", "model_bytes")):
             st.markdown(f"{more}.")
     for sentence in found.unlike:

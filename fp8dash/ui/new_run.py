@@ -33,9 +33,10 @@ from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TIL
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.metrics import three
+from fp8dash.pace import pace_of
 from fp8dash.ui.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
 from fp8dash.ui.frame import Frame, glyph, say_error, worker_line
-from fp8dash.ui.words import listed, many, plain
+from fp8dash.ui.words import lasted, listed, many, plain
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
@@ -101,15 +102,16 @@ def page(frame: Frame) -> None:
         _panel(recipes, shape, request, [worker.hardware for worker in workers if worker.is_alive])
         with st.container(border=True):
             study, owner = _names(visit.form, recipes, key)
+            requests = [dataclasses.replace(request, recipe=recipe.text) for recipe in recipes]
             pressed = st.button(
-                f"Queue {many(len(recipes), 'run')}", type="primary", disabled=not recipes, width="stretch",
-                key=key("submit"),
+                f"Queue {many(len(recipes), 'run')}{_about(frame, requests, workers)}", type="primary",
+                disabled=not recipes, width="stretch", key=key("submit"),
             )  # fmt: skip
         visit = _kept(visit, Form(request, tuple(recipes), visit.start.source, study, owner))
         with about:
             _say_where_from(visit)
         if pressed:
-            _submit(frame, recipes, request, study or _study(recipes), owner)
+            _submit(frame, requests, study or _study(recipes), owner)
         worker_line(workers, waiting=1)
 
 
@@ -638,9 +640,18 @@ def _names(start: Form, recipes: Sequence[Recipe], key: Names) -> tuple[str, str
     return study or "", owner or ""
 
 
-def _submit(frame: Frame, recipes: Sequence[Recipe], request: Request, study: str, owner: str) -> None:
+def _about(frame: Frame, requests: Sequence[Request], workers: Sequence[Worker]) -> str:
+    """How long one worker will be at it, where runs like these were timed on the devices at work."""
+    if not requests:
+        return ""
+    here = [str(worker.device) for worker in workers if worker.is_alive]
+    pace = pace_of(frame.store, requests[0].model, requests[0].backend, here)
+    seconds = pace.together(requests)
+    return f", about {lasted(seconds)}" if seconds else ""
+
+
+def _submit(frame: Frame, requests: Sequence[Request], study: str, owner: str) -> None:
     try:
-        requests = [dataclasses.replace(request, recipe=recipe.text) for recipe in recipes]
         ids = frame.queue.submit(requests, owner=owner, study=study)
     except Fp8dashError as error:
         say_error(error)

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import streamlit as st
 
-from db.standings import NOTE_LENGTH, Choice
+from db.standings import NOTE_LENGTH, Choice, Standing
 from db.store import FINISHED, Run
 from fp8dash.choose.deploy import CHECKPOINT, deployments
 from fp8dash.choose.recipe import parse_recipe
@@ -13,6 +13,7 @@ from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, Sens
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.task_report import PREFIX, TaskLine, task_lines
 from fp8dash.ui import charts, decoding, needles
+from fp8dash.ui.answer import beside_loss, loss
 from fp8dash.ui.frame import Frame, draw, guarded, metric_help, zone
 from fp8dash.ui.stages import progress
 from fp8dash.ui.words import lasted, many, moment, plain, setting, short
@@ -83,6 +84,7 @@ GRADIENTS = {  # what is measured of each layer's gradient, and how the screen c
 }  # fmt: skip
 PLURALS = {"versions": "Version of {}", "methods": "Method of {}"}
 FACTS = {"peak_rss_bytes": "Peak memory", "clocks_mhz": "Clocks (MHz)"}
+NUMBERS_HEIGHT = 420  # pixels: the table of all numbers scrolls, so that the figures are in reach
 BOUNDS = ("_low", "_high")  # how the ends of a number's interval are named
 
 
@@ -91,7 +93,10 @@ def page(frame: Frame, run_id: str) -> None:
     run = frame.store.run(run_id)
     name = run.preset or run.recipe
     numbers = frame.store.measurements([run_id])[run_id]
-    st.title(_headline(run, numbers), anchor=False)
+    (row,) = frame.store.standings(Choice(ids=(run_id,)))
+    st.title(_headline(run, row), anchor=False)
+    if row.kld is not None and not row.is_baseline:
+        st.markdown(f"{beside_loss(row)}.")
     st.markdown(f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("All runs", key="run_all"):
@@ -101,7 +106,7 @@ def page(frame: Frame, run_id: str) -> None:
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
     if any(m.name == "kv_scales_at_one" and m.value == 1.0 for m in numbers):
         st.warning("Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format are clipped.")
-    _note(frame, run.id)
+    _note(frame, row)
     _numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
     if found := [m for m in numbers if m.name in OVER_TOKENS and run.backend != "baseline"]:
         _divergence(found, {m.name: m for m in numbers if not m.label})
@@ -135,14 +140,13 @@ def page(frame: Frame, run_id: str) -> None:
     _provenance(frame, run)
 
 
-def _headline(run: Run, numbers: list[Measurement]) -> str:
+def _headline(run: Run, row: Standing) -> str:
     name = plain(run.preset or run.recipe)
-    kld = next((m.value for m in numbers if m.name == "kld" and not m.label), None)
     if run.state != FINISHED:
         return f"{name} is {run.state}" + (f" at {run.stage}" if run.stage else "")
-    if kld is None or run.backend == "baseline":
+    if row.kld is None or row.is_baseline:
         return f"{name} is finished"
-    return f"{name} loses {three(kld)} nats to BF16"
+    return loss(row)
 
 
 def _live(frame: Frame, run_id: str, state: str) -> None:
@@ -154,20 +158,19 @@ def _live(frame: Frame, run_id: str, state: str) -> None:
         st.error(plain(run.error))
 
 
-def _note(frame: Frame, run_id: str) -> None:
+def _note(frame: Frame, row: Standing) -> None:
     """What people noted about the run, and whether it is kept in sight."""
-    (row,) = frame.store.standings(Choice(ids=(run_id,)))
     if row.note:
         st.info(plain(row.note))
         st.caption(f"{plain(row.note_by)}, {moment(row.note_at, zone())}")
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.toggle("Pinned", row.pinned, key="run_pinned", on_change=guarded(_pin), args=(frame, run_id),
+        st.toggle("Pinned", row.pinned, key="run_pinned", on_change=guarded(_pin), args=(frame, row.run),
                   help="Pinned runs bear a star on the leaderboard, for everyone.")  # fmt: skip
         with st.popover("Edit the note" if row.note else "Add a note", type="tertiary"):
             note = st.text_area("Note", row.note, max_chars=NOTE_LENGTH, key=f"run_note_{row.note_at}")
             owner = st.text_input("By", key="owner", bind="query-params", max_chars=60, placeholder="your name")
             if st.button("Save", key="run_note_save"):
-                frame.store.annotate(run_id, note or "", owner or "")
+                frame.store.annotate(row.run, note or "", owner or "")
                 st.rerun()
 
 
@@ -204,7 +207,7 @@ def _numbers(numbers: list[Measurement]) -> None:
         "95 % interval": st.column_config.TextColumn(width=175),
         "Note": st.column_config.TextColumn(width=200),
     }
-    st.dataframe(table, hide_index=True, key="run_numbers", height="content", column_config=config)
+    st.dataframe(table, hide_index=True, key="run_numbers", height=NUMBERS_HEIGHT, column_config=config)
 
 
 def _scales(numbers: list[Measurement]) -> None:

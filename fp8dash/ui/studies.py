@@ -3,19 +3,19 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 
 import pandas as pd
 import streamlit as st
 
-from db.store import FINISHED, STATES, Run, Study, Worker
+from db.store import FINISHED, STATES, Study, Worker
 from fp8dash import study_evidence, study_files, study_report
 from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
-from fp8dash.choose.records import DEFAULT_MEASURES, Request, usual_request
+from fp8dash.choose.records import Request, usual_request
 from fp8dash.choose.scaling import RULES, TILES
 from fp8dash.choose.studies import QUESTIONS, Grid, Question, question_of
 from fp8dash.errors import Fp8dashError, InvalidChoice
+from fp8dash.pace import Pace, pace_of
 from fp8dash.study_evidence import Evidence, Plan
 from fp8dash.study_report import WriteUp
 from fp8dash.ui import charts
@@ -25,7 +25,6 @@ from fp8dash.ui.words import lasted, listed, many, moment, plain
 LIVE = 3.0  # seconds between two looks at a study that is not finished
 ACROSS = 3  # cards in a row
 PAGE = 20  # studies
-TIMED = 20  # newest runs that say how long a usual one takes
 MOST_COMPARED = 6
 LINKED = "question"  # and `runs`: an answer that needed no study of its own
 
@@ -53,16 +52,17 @@ def _index(frame: Frame) -> None:
     head = st.empty()
     workers = frame.store.workers()
     base, owner = _whose(workers)
-    newest = frame.store.runs(states=(FINISHED,), limit=TIMED)
-    usual = _usual_seconds(newest, base.model)
-    timed = f"A usual run of this model took {lasted(usual)} here. " if usual else ""
+    here = [str(worker.device) for worker in workers if worker.is_alive]
+    pace = pace_of(frame.store, base.model, base.backend, here)
+    usual = pace.seconds(base)
+    timed = f"A usual run of this model takes about {lasted(usual)} here. " if usual else ""
     st.caption(f"{timed}What was measured before by the identical request is shown, not measured again.")
     questions = list(QUESTIONS.values())
     for start in range(0, len(questions), ACROSS):
         for column, question in zip(st.columns(ACROSS), questions[start : start + ACROSS], strict=False):
             with column, st.container(border=True, height="stretch", key=f"studies_card_{question.name}"):
-                _card(frame, question, base, owner, usual)
-    _grid(frame, base, owner, usual)
+                _card(frame, question, base, owner, pace)
+    _grid(frame, base, owner, pace)
     worker_line(workers, waiting=frame.store.counts()["queued"])
     found = _list(frame)
     with head.container():
@@ -90,36 +90,26 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
     return dataclasses.replace(usual, model=(model or DEMO).strip(), backend=backend), owner or ""
 
 
-def _usual_seconds(runs: Sequence[Run], model: str) -> float | None:
-    """The median time of a model's newest usual runs."""
-    took = [
-        (run.finished_at - run.started_at).total_seconds()
-        for run in runs
-        if run.model == model and run.request.measures == DEFAULT_MEASURES and run.finished_at and run.started_at
-    ]
-    return median(took) if took else None
-
-
-def _card(frame: Frame, question: Question, base: Request, owner: str, usual: float | None) -> None:
+def _card(frame: Frame, question: Question, base: Request, owner: str, pace: Pace) -> None:
     st.markdown(f"**{plain(question.question)}**")
     st.markdown(f":small[{plain(question.why)}]")
-    _queue(frame, question, base, owner, usual)
+    _queue(frame, question, base, owner, pace)
 
 
-def _queue(frame: Frame, question: Question, base: Request, owner: str, usual: float | None) -> None:
+def _queue(frame: Frame, question: Question, base: Request, owner: str, pace: Pace) -> None:
     """What a click does, and the click."""
     try:
         plan = study_evidence.plan(frame.store, question.requests(base))
     except Fp8dashError as error:
         say_error(error)
         return
-    st.caption(_costs(question, plan, usual))
+    st.caption(_costs(question, plan, pace))
     label = f"Queue {many(len(plan.missing), 'run')}" if plan.missing else "Read the answer"
     if st.button(label, key=f"studies_ask_{question.name}", type="primary" if plan.missing else "secondary"):
         _ask(frame, question, plan, owner)
 
 
-def _costs(question: Question, plan: Plan, usual: float | None) -> str:
+def _costs(question: Question, plan: Plan, pace: Pace) -> str:
     count = len(plan.missing) + len(plan.known)
     have = sum(run.state == FINISHED for run in plan.known)
     known = [f"{have} measured already"] if have else []
@@ -127,8 +117,8 @@ def _costs(question: Question, plan: Plan, usual: float | None) -> str:
     said = f"{many(count, 'run')}{', ' if known else ''}{listed(known)}."
     if not plan.missing:
         return said
-    if usual and question.request == Request():
-        return f"{said} About {lasted(usual * len(plan.missing))} of one worker’s time."
+    if seconds := pace.together(plan.missing):
+        return f"{said} About {lasted(seconds)} of one worker’s time."
     return f"{said} {plain(question.cost)}"
 
 
@@ -147,15 +137,17 @@ def _ask(frame: Frame, question: Question, plan: Plan, owner: str) -> None:
     frame.go("studies", study=study or "")
 
 
-def _grid(frame: Frame, base: Request, owner: str, usual: float | None) -> None:
+def _grid(frame: Frame, base: Request, owner: str, pace: Pace) -> None:
     """Formats by tiles by rules, as many runs as there are combinations that say something."""
     with st.expander("A grid of your own"):
         st.markdown("Weights and activations alike; a 128×128 block of weights goes with 1×128 groups of activations.")
         with st.container(horizontal=True):
             formats, tiles, rules = (
-                tuple(st.multiselect(
-                    label, list(options), default=default, key=f"grid_{key}", bind="query-params", width=320
-                ))  # fmt: skip
+                tuple(
+                    st.multiselect(
+                        label, list(options), default=default, key=f"grid_{key}", bind="query-params", width=320
+                    )
+                )  # fmt: skip
                 for label, key, options, default in (
                     ("Formats", "formats", FORMATS, ["e4m3fn"]),
                     ("Tiles", "tiles", TILES, ["tensor", "row"]),
@@ -170,7 +162,7 @@ def _grid(frame: Frame, base: Request, owner: str, usual: float | None) -> None:
         except InvalidChoice as error:
             st.info(plain(str(error)))
             return
-        _queue(frame, question, base, owner, usual)
+        _queue(frame, question, base, owner, pace)
 
 
 def _list(frame: Frame) -> str:
