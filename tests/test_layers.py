@@ -36,6 +36,7 @@ OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
     "plotly": (
         "fp8dash.ui.charts",
+        "fp8dash.ui.charts_coverage",
         "fp8dash.ui.charts_decode",
         "fp8dash.ui.charts_formats",
         "fp8dash.ui.charts_planner",

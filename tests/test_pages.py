@@ -514,7 +514,8 @@ def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     assert app.title[0].value == "MXFP8 loses 0.0172 nats to BF16"
     numbers = app.dataframe[0].value.set_index("What")
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
-    assert "210 weights were cast, 1 kept." in said(app)
+    assert "210 weights were cast, 1 kept: areas are parameters." in said(app)
+    assert "Weights: E4M3FN, one per 32 of a row, scales rceil. Activations: E4M3FN" in said(app).replace("\\", "")
     assert "over 6 cells; minus BF16’s on the same prompts −0.02" in said(app)
     made = next(table.value for table in app.dataframe if "Recipe" in set(table.value.get("What", ())))
     assert made.set_index("What").loc["Version of torch", "Value"] == "2.13.0"

@@ -151,7 +151,7 @@ def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Lo
             known = {m: rate[key] for m, rate in rates.items() if key in rate}
             if known:
                 figure.add_scatter(
-                    x=list(known), y=list(known.values()), name=_html(title), mode="lines+markers",
+                    x=list(known), y=list(known.values()), name=html(title), mode="lines+markers",
                     line={"color": colour, "width": 1.8, "dash": dash}, hovertemplate="M = %{x}: %{y:.3g} TFLOPS",
                 )  # fmt: skip
     sizes = sorted({point.m for found in points.values() for point in found})
@@ -163,7 +163,7 @@ def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Lo
 def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Figure:
     """The costliest groups, worst at the top: KLD where each is cast alone, and what keeping it saves of the whole."""
     ranked = sorted(rows, key=lambda row: row.alone_kld, reverse=True)[:RANKED][::-1]
-    names = [_html(row.group) + (" (kept)" if row.kept else "") for row in ranked]
+    names = [html(row.group) + (" (kept)" if row.kept else "") for row in ranked]
     figure = go.Figure()
     bars = [("cast alone", [row.alone_kld for row in ranked], COLOURS["row"])]
     if whole is not None:
@@ -186,7 +186,7 @@ def study_points(bars: Sequence[Bar], axis: str) -> go.Figure:
     for bar in drawn:
         mark = look(bar.recipe, bar.backend)
         figure.add_scatter(
-            x=[bar.value], y=[_html(bar.label)], mode="markers", name=_html(bar.label), showlegend=False,
+            x=[bar.value], y=[html(bar.label)], mode="markers", name=html(bar.label), showlegend=False,
             error_x=_error(bar.value, bar.low, bar.high),
             marker={"symbol": mark.symbol, "size": 12, "color": mark.colour, "line": {"width": 2}},
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
@@ -310,7 +310,7 @@ def layer_maps(
             hovertemplate=f"block %{{y}} %{{x}}: {hover}<extra></extra>", coloraxis="coloraxis", xgap=2, ygap=1,
             name=title, customdata=cells, row=1, col=column,
         )  # fmt: skip
-        figure.update_xaxes(title=_html(title) or None, side="top", row=1, col=column)
+        figure.update_xaxes(title=html(title) or None, side="top", row=1, col=column)
     figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
     figure.update_yaxes(title="block", col=1)
     whole = {"thickness": 12, "outlinewidth": 0, **bar}
@@ -363,7 +363,7 @@ def data_csv(figure: go.Figure) -> str:
     titles = (_axis_title(figure.layout.xaxis) or "x", _axis_title(figure.layout.yaxis) or "y")
     writer.writerow(["series", *titles, "value", "low", "high"])
     for trace in figure.data:
-        marks = _cells(trace) if trace.type == "heatmap" else _marks(trace)
+        marks = MARKS.get(trace.type, _marks)(trace)
         writer.writerows([_cell(value) for value in mark] for mark in marks)
     return out.getvalue()
 
@@ -427,8 +427,8 @@ def _provenance(row: Standing, spread: tuple[float, float] | None) -> str:
     ]
     bounds = f"95 % interval [{three(spread[0])}, {three(spread[1])}]" if spread else "no interval: too few windows"
     said.insert(1, bounds)
-    source = [f"{row.backend} on {_html(str(row.device))}", f"run {row.run} of {_html(row.owner)}, {row.created[:10]}"]
-    return "<br>".join([f"<b>{_html(row.name)}</b>", _html(row.recipe), *said, *source, "click: open the run"])
+    source = [f"{row.backend} on {html(str(row.device))}", f"run {row.run} of {html(row.owner)}, {row.created[:10]}"]
+    return "<br>".join([f"<b>{html(row.name)}</b>", html(row.recipe), *said, *source, "click: open the run"])
 
 
 def _error(mean: float, low: float | None, high: float | None) -> dict[str, object]:
@@ -448,6 +448,14 @@ def _marks(trace: Any) -> Iterator[tuple[Any, ...]]:
     for i, (x, y) in enumerate(zip(*(axis if axis is not None else () for axis in (trace.x, trace.y)), strict=True)):
         if x is not None:
             yield trace.ids[i] if trace.ids is not None else trace.name or "", x, y, None, *_ends(trace, i, y)
+
+
+def _areas(trace: Any) -> Iterator[tuple[Any, ...]]:
+    for name, area in zip(trace.ids, trace.values, strict=True):
+        yield name, None, None, area, None, None
+
+
+MARKS: dict[str, Callable[[Any], Iterator[tuple[Any, ...]]]] = {"heatmap": _cells, "treemap": _areas}
 
 
 def _ends(trace: Any, i: int, y: Any) -> tuple[float | None, float | None]:
@@ -581,7 +589,7 @@ def _label(figure: go.Figure, points: Sequence[Standing], x: Metric, span: Seque
     heights = [(math.log10(row.kld or 1.0) - span[0]) / (span[1] - span[0]) * PLOT_PIXELS for row in ordered]
     for row, height, moved in zip(ordered, heights, _apart(heights), strict=True):
         figure.add_annotation(
-            x=_x(row, x), y=math.log10(row.kld or 1.0), text=_html(row.name), ax=34, ay=height - moved, showarrow=True,
+            x=_x(row, x), y=math.log10(row.kld or 1.0), text=html(row.name), ax=34, ay=height - moved, showarrow=True,
             arrowhead=0, arrowwidth=0.8, arrowcolor=GREY, xanchor="left", standoff=8, font={"size": 12},
         )  # fmt: skip
 
@@ -625,7 +633,7 @@ def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequ
     cast = sum((p.cast_us or 0) * p.count for p in points) / 1000
     timed = all(p.matmul_us is not None for p in points) and multiply + cast > 0
     said = f"{base / (multiply + cast):.2f}× BF16" if timed else "no native kernel"
-    place = [f"{_html(name)}<br>{said}"]
+    place = [f"{html(name)}<br>{said}"]
     bars: list[tuple[str, float, str, dict[str, Any]]] = [("BF16", base, "base", {"color": GREY})]
     if timed:
         edge = {"color": colour, "width": 1}
@@ -673,7 +681,7 @@ def _maps(
     high: float,
     write: Callable[[float], str],
 ) -> go.Figure:
-    figure = make_subplots(rows=1, cols=max(1, len(grids)), subplot_titles=[_html(n) for n in grids], shared_yaxes=True)
+    figure = make_subplots(rows=1, cols=max(1, len(grids)), subplot_titles=[html(n) for n in grids], shared_yaxes=True)
     for column, grid in enumerate(grids.values(), start=1):
         lengths, depths = sorted({key[0] for key in grid}), sorted({key[1] for key in grid})
         table = [[grid.get((length, depth)) for length in lengths] for depth in depths]
@@ -701,7 +709,7 @@ def place_of(name: str) -> tuple[int, str]:
 
 def short_part(part: str) -> str:
     """A projection's name as an axis bears it, escaped."""
-    return _html(part.rsplit(".", 1)[-1].removesuffix("_proj"))
+    return html(part.rsplit(".", 1)[-1].removesuffix("_proj"))
 
 
 def _dash(symbol: str) -> str:
@@ -712,10 +720,10 @@ def _ticks(count: int) -> list[int]:
     return list(range(0, count, max(1, count // 10)))
 
 
-def _html(text: str) -> str:
+def html(text: str) -> str:
     """Plotly draws a few HTML tags in text: none may come from a name.
 
-    >>> _html("<b>x</b>")
+    >>> html("<b>x</b>")
     '&lt;b&gt;x&lt;/b&gt;'
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -21,7 +21,7 @@ def decode_rates(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look
     for name, found in speeds.items():
         drawn = looks[name]
         figure.add_scatter(
-            x=[speed.batch for speed in found], y=[speed.tokens_per_s for speed in found], name=_html(name),
+            x=[speed.batch for speed in found], y=[speed.tokens_per_s for speed in found], name=html(name),
             mode="lines+markers", marker=_marker(drawn),
             line={"color": drawn.colour, "width": 1.8, "dash": DASHES[seen[drawn] % len(DASHES)]},
             hovertemplate="batch %{x:,}: %{y:,.4g} tokens/s",
@@ -45,12 +45,12 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
         medians = [speed.gap_ms or 0.0 for speed in found]
         tails = [(speed.gap_p99_ms or middle) - middle for speed, middle in zip(found, medians, strict=True)]
         figure.add_scatter(
-            x=x, y=medians, mode="markers", name=_html(name), marker=_marker(drawn),
+            x=x, y=medians, mode="markers", name=html(name), marker=_marker(drawn),
             hovertemplate="batch %{x}: median %{y:.3g} ms", **shared,
             error_y={"array": tails, "arrayminus": [0.0] * len(tails), "thickness": 1.2, "width": 4},
         )  # fmt: skip
         figure.add_scatter(
-            x=x, y=[speed.gap_p90_ms for speed in found], mode="markers", name=f"{_html(name)}, p90", showlegend=False,
+            x=x, y=[speed.gap_p90_ms for speed in found], mode="markers", name=f"{html(name)}, p90", showlegend=False,
             marker={"symbol": "line-ew", "size": 12, "line": {"width": 2.5, "color": drawn.colour}},
             hovertemplate="batch %{x}: p90 %{y:.3g} ms", **shared,
         )  # fmt: skip
@@ -61,7 +61,7 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
     return dressed(figure, 360, bottom=90)
 
 
-def _html(name: str) -> str:
+def html(name: str) -> str:
     return escape(name, quote=False)
 
 

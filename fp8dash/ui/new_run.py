@@ -36,19 +36,13 @@ from fp8dash.metrics import three
 from fp8dash.pace import pace_of
 from fp8dash.ui.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
 from fp8dash.ui.frame import Frame, glyph, say_error, worker_line
+from fp8dash.ui.recipe_words import shared
 from fp8dash.ui.words import lasted, listed, many, plain
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
 FILE = "A text file …"
 VISIT = "new_run_visit"  # in the session
-SHARING = {
-    "tensor": ("one scale for all", "one scale for all", "one scale per operand"),
-    "row": ("one per output channel", "one per token", "one per token and head"),
-    "1x128": ("one per 128 of a row", "one per 128 of a token", "one per 128 of a head"),
-    "128x128": ("one per 128×128 block", "one per 128 tokens × 128", "one per 128 rows × 128"),
-    "1x32": ("one per 32 of a row", "one per 32 of a token", "one per 32 of a head"),
-}
 USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of weights, activations, attention, when switched on
 USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 MEASURED = {
@@ -331,7 +325,7 @@ def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | No
     )  # fmt: skip
     tile = st.selectbox(
         f"{title}: tile", tiles, tiles.index(start.tile.name), key=key(f"{title}_tile"),
-        format_func=lambda t: f"{t} · {SHARING[t][operand] if t in SHARING else t}", help="Who shares a scale.",
+        format_func=lambda t: f"{t} · {shared(t, operand)}", help="Who shares a scale.",
     )  # fmt: skip
     rule = st.selectbox(
         f"{title}: scale rule",

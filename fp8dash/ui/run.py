@@ -10,11 +10,13 @@ from db.store import FINISHED, Run
 from fp8dash.choose.deploy import CHECKPOINT, deployments
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Artefact, GemmPoint, Layer, Measurement, Sensitivity
+from fp8dash.errors import InvalidChoice
 from fp8dash.metrics import DASH, METRICS, shown, signed, three
 from fp8dash.task_report import PREFIX, TaskLine, task_lines
-from fp8dash.ui import charts, decoding, needles
+from fp8dash.ui import charts, charts_coverage, decoding, needles
 from fp8dash.ui.answer import beside_loss, loss
-from fp8dash.ui.frame import Frame, draw, guarded, metric_help, zone
+from fp8dash.ui.frame import Frame, draw, glyph, guarded, is_dark, metric_help, zone
+from fp8dash.ui.recipe_words import in_words
 from fp8dash.ui.stages import progress
 from fp8dash.ui.words import lasted, many, moment, plain, setting, short
 
@@ -98,6 +100,7 @@ def page(frame: Frame, run_id: str) -> None:
     if row.kld is not None and not row.is_baseline:
         st.markdown(f"{beside_loss(row)}.")
     st.markdown(f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request)}")
+    _recipe(run.recipe)
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("All runs", key="run_all"):
             frame.go("runs")
@@ -116,7 +119,7 @@ def page(frame: Frame, run_id: str) -> None:
         _tasks(lines)
     layers = frame.store.layers([run_id])[run_id]
     if layers:
-        _layers(layers)
+        _layers(layers, int(run.facts.get("parameters") or 0))
     if found := [m for m in numbers if _is_gradient(m)]:
         _gradients(found)
     if rows := frame.store.sensitivities([run_id])[run_id]:
@@ -138,6 +141,17 @@ def page(frame: Frame, run_id: str) -> None:
     if run.backend != "baseline":
         _deploy(run, frame.store.artefacts([run_id])[run_id])
     _provenance(frame, run)
+
+
+def _recipe(text: str) -> None:
+    """What the recipe does to each operand, in a picture and in words."""
+    try:
+        recipe = parse_recipe(text)
+    except InvalidChoice:  # written by another version
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        glyph(recipe)
+        st.markdown(f":small[{plain(' '.join(in_words(recipe)))}]")
 
 
 def _headline(run: Run, row: Standing) -> str:
@@ -268,11 +282,13 @@ def _in_mb(m: Measurement) -> bool:
     return m.name == "model_bytes" or m.name.endswith("_memory_bytes")
 
 
-def _layers(layers: list[Layer]) -> None:
+def _layers(layers: list[Layer], parameters: int) -> None:
     cast = [layer for layer in layers if layer.sqnr_db is not None and math.isfinite(layer.sqnr_db)]
     kept = [layer for layer in layers if layer.backend == "kept"]
     st.header("Layers", anchor=False)
-    st.markdown(f"{len(layers) - len(kept)} weights were cast, {len(kept)} kept.")
+    st.markdown(f"{len(layers) - len(kept)} weights were cast, {len(kept)} kept: areas are parameters.")
+    tree = charts_coverage.coverage_tree(charts_coverage.stored(layers, parameters), dark=is_dark())
+    draw(tree, key="run_coverage", alt="Weights that were cast and kept, by module")
     if cast:
         left, right = st.columns([1.4, 1], gap="large")
         with left:
