@@ -52,6 +52,7 @@ LINEARS = (
     ("self_attn.o_proj", 576, 576), ("mlp.gate_proj", 1536, 576), ("mlp.up_proj", 1536, 576),
     ("mlp.down_proj", 576, 1536),
 )  # fmt: skip
+PERCENTILES = ("minimum", "1 %", "10 %", "median", "90 %", "99 %", "maximum")
 SECONDS = {"load": 2.1, "baseline": 31.4, "quantize": 4.8, "gemm": 9.6, "perplexity": 28.3, "needle": 22.0}
 DECODE = {"BF16": 1.0, "FP8_TENSOR": 1.30, "FP8_DYNAMIC": 1.26}  # times BF16's speed
 ANSWERS = {"FP8_E5M2": (1024,), "INT8_TENSOR": (256, 1024)}  # lengths at which needles are lost
@@ -221,10 +222,12 @@ def _perplexity(kld: float, backend: str, rng: np.random.Generator, count: int =
         Window(i, 511, float(n), float(b), float(d), float(t))
         for i, (n, b, d, t) in enumerate(zip(nlls, base, klds, top1, strict=True))
     ]
+    spread = zip(PERCENTILES, np.exp(np.linspace(-9, 4, len(PERCENTILES))), strict=True)
     diff = nlls - base
     half = 2.36 * float(diff.std(ddof=1)) / math.sqrt(count)
     return [
         *windows,
+        *(_measured("kld_tokens", kld * float(times), "nats", LOWER, backend, label=label) for label, times in spread),
         _measured("ppl", float(np.exp(nlls.mean())), "", LOWER, backend),
         _measured("kld", kld, "nats", LOWER, backend),
         _measured("top1", float(top1.mean()), "share", HIGHER, backend),

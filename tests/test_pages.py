@@ -30,7 +30,7 @@ from fp8dash.ui import leaderboard
 from fp8dash.ui.frame import INTERNAL
 from fp8dash.ui.words import plain
 from tests.bench.board import build
-from tests.seed import HOSTILE, fill
+from tests.seed import HOSTILE, PERCENTILES, fill
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
 PAGES = ("leaderboard", "new_run", "runs", "compare", "studies", "tensors", "planner", "formats", "guide")
@@ -164,6 +164,18 @@ def test_a_model_of_unknown_architecture_has_no_predicted_speed(store: Store, id
         session.execute(update(StandingTable).values(model="org/other"))
     app = opened("leaderboard", target="H200 SXM, predicted")
     assert not app.exception and not app.error and "speed not known" in app.title[0].value
+
+
+def test_the_comparison_shows_how_divergence_spreads_over_tokens_and_what_was_noted(
+    store: Store, ids: dict[str, str]
+) -> None:
+    store.annotate(ids["INT8"], "spoils <b>rare</b> tokens", "ada")
+    app = opened("compare", runs=f"{ids['FP8_BLOCK']},{ids['INT8']}", windows="KLD by token")
+    figures = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+    lines = [trace for trace in figures[0]["data"] if trace["x"][0] == "10 %"]
+    assert [trace["name"] for trace in lines] == ["FP8_BLOCK", "INT8"]
+    assert lines[0]["x"] == list(PERCENTILES[2:]) and lines[0]["y"] == sorted(lines[0]["y"])
+    assert f"Note by ada: {plain('spoils <b>rare</b> tokens')}" in said(app)
 
 
 def test_one_recipe_beside_the_baseline_is_said_as_its_loss(ids: dict[str, str]) -> None:

@@ -277,6 +277,26 @@ def window_differences(
     return dressed(figure, 360, bottom=100)
 
 
+def kld_quantiles(found: Mapping[str, Mapping[str, float]], looks: Mapping[str, Look]) -> go.Figure:
+    """The KLD that so many tokens stay below: by run, values by percentile's label, from the least to the most.
+
+    Percentiles stand at even steps, so that the tail, where recipes differ most, has room.
+    """
+    figure = go.Figure()
+    for name, values in found.items():
+        drawn = looks[name]
+        figure.add_scatter(
+            x=list(values), y=[value if value > 0 else None for value in values.values()], name=html(name),
+            mode="lines+markers", line={"color": drawn.colour, "width": 1.5, "dash": _dash(drawn.symbol)},
+            marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
+            hovertemplate="%{x} of the tokens: at most %{y:.3g} nats",
+        )  # fmt: skip
+    span = log_span([value for values in found.values() for value in values.values() if value > 0])
+    figure.update_yaxes(title="KLD of one token (nats, log)", type="log", range=span, **log_ticks(span))
+    figure.update_xaxes(title="share of tokens below", type="category")
+    return dressed(figure, 360, bottom=100)
+
+
 def layer_map(layers: Sequence[Layer]) -> go.Figure:
     """Weight SQNR of every cast layer: blocks downwards, projections rightwards."""
     return sqnr_maps({"": {layer.name: layer.sqnr_db for layer in layers if layer.sqnr_db is not None}})

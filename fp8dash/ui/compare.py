@@ -22,6 +22,8 @@ from fp8dash.ui.words import moment, plain
 FEWEST, MOST = 2, 6
 OFFERED = 100  # runs to pick from
 NOTHING = "These runs share no measured number to compare"
+BY_TOKEN = "KLD by token"
+LOWEST = ("minimum", "0.1 %", "1 %", "5 %")  # percentiles that say nothing and would take half the axis
 
 
 def page(frame: Frame) -> None:
@@ -47,7 +49,7 @@ def page(frame: Frame) -> None:
     for sentence in found.unlike:
         st.warning(plain(sentence))
     names = _names(rows)
-    _recipes(rows, names)
+    _recipes(frame, rows, names)
     _metrics(found, contest, names)
     _tasks(frame, rows, names)
     _quality(frame, rows, names)
@@ -95,13 +97,16 @@ def _names(rows: Sequence[Standing]) -> dict[str, str]:
     }
 
 
-def _recipes(rows: Sequence[Standing], names: dict[str, str]) -> None:
+def _recipes(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     for column, row in zip(st.columns(len(rows)), rows, strict=True):
         with column, st.container(border=True, height="stretch"):
             glyph(_parsed(row.recipe))
             st.markdown(f"**{plain(names[row.run])}**  \n:small[{plain(row.recipe)}]")
             state = "" if row.state == FINISHED else f" :orange-badge[{row.state}]"
             st.caption(f"{plain(row.backend or DASH)} on {plain(row.device or DASH)}, {plain(row.owner)}{state}")
+            if row.note:
+                st.caption(f"Note by {plain(row.note_by)}: {plain(row.note)}")
+            frame.link("runs", "Open the run", run=row.run)
             if row is not rows[0] and not rows[0].is_baseline:
                 st.caption(f"Against {plain(names[rows[0].run])}: {difference(rows[0], row)}.")
 
@@ -192,20 +197,34 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
     found = {names[row.run]: windows[row.run] for row in rows if windows[row.run] and not row.is_baseline}
     if not found:
         return
-    st.header("Window by window against BF16", anchor=False)
+    st.header("Against BF16, by window or by token", anchor=False)
     fields = {"KLD": "kld", "Δ ln PPL": "nll"}
     field = st.segmented_control(
-        "What",
-        list(fields),
-        default="KLD",
-        required=True,
-        key="windows",
-        bind="query-params",
+        "What", [*fields, BY_TOKEN], default="KLD", required=True, key="windows", bind="query-params",
         label_visibility="collapsed",
-    )
+    )  # fmt: skip
+    if field == BY_TOKEN:
+        _by_token(frame, rows, names)
+        return
     floor = max((row.kld_noise_floor or 0.0 for row in rows), default=0.0)
     figure = charts.window_differences(found, _looks(rows, names), fields[str(field)], floor or None)
     draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(found)}")
+
+
+def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    """How the divergence spreads over tokens: a recipe may lose little on average and much on a few."""
+    measured = frame.store.measurements([row.run for row in rows if not row.is_baseline], ["kld_tokens"])
+    kept = {
+        names[run]: {m.label: m.value or 0.0 for m in all_of if m.label not in LOWEST}
+        for run, all_of in measured.items()
+    }
+    found = {name: values for name, values in kept.items() if values}
+    if not found:
+        st.info("These runs were measured before percentiles over tokens were kept: run them again.")
+        return
+    draw(
+        charts.kld_quantiles(found, _looks(rows, names)), key="compare_tokens", alt=f"KLD by token: {', '.join(found)}"
+    )
 
 
 def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
