@@ -17,7 +17,7 @@ from tests.seed import CPU, fill, rows_of
 
 pytestmark = pytest.mark.browser
 STEPS, PAUSE = 4, 0.5  # how often a stage says how far it is, and the seconds between: a real worker waits one
-PATIENCE = 60_000  # milliseconds: ten browsers on a shared machine
+PATIENCE = 120_000  # milliseconds: ten browsers on a shared machine draw in 12 s, ten times that beside other load
 FACTS = {"model_hash": "5f1d3c0a9b7e", "corpus_hash": "c0ffee123456", "device": CPU, "backend": "emulated"}
 MEBIBYTES = 400  # of the web process, which shows numbers and computes none
 PATHS = (
@@ -62,7 +62,7 @@ def test_ten_people_at_once_see_no_error_no_lock_and_no_stale_run(browser: Brows
         for page in pages:
             _drawn(page)
         enough.set()
-        made = writing.result(60)
+        made = writing.result(120)
         for path, page in zip(PATHS, pages, strict=True):
             if path.startswith("runs"):  # left open all the while
                 title = f"{15 + made} runs: {11 + made} finished, 1 failed and 3 cancelled"
