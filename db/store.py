@@ -172,6 +172,11 @@ class Worker:
         return Device(kind, self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
 
 
+def at_work(workers: Iterable[Worker]) -> list[Device]:
+    """What the workers that are alive compute on."""
+    return [worker.hardware for worker in workers if worker.is_alive]
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A finished stage."""
@@ -260,13 +265,15 @@ class Store:
         return _run(*found)
 
     def runs(
-        self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, search: str = "",
+        self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, search: str = "", model: str = "",
         limit: int | None = None, offset: int = 0,
     ) -> list[Run]:  # fmt: skip
         """Runs, newest first; those of one submission in the order in which they were submitted."""
         query = _runs().where(*_wanted(states, search))
         if ids is not None:
             query = query.where(RunTable.id.in_(ids))
+        if model:
+            query = query.where(RunTable.model == model)
         query = query.order_by(RunTable.created_at.desc(), RunTable.id).limit(limit).offset(offset or None)
         with self.session() as session:
             return [_run(*row) for row in session.execute(query)]

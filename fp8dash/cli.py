@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from db.store import FINISHED, STATES, Run, Store
+from db.store import FINISHED, STATES, Run, Store, at_work
 from fp8dash import report, study_evidence, study_files, study_report
-from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
@@ -79,7 +78,7 @@ def _submit(options: argparse.Namespace) -> int:
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(Request) if f.name != "recipe"}
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     with _opened() as (store, queue):
-        fields["window_length"] = options.window_length or usual_request(_devices(store)).window_length
+        fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).window_length
         requests = [Request(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
         print("\n".join(run_ids))
@@ -91,7 +90,7 @@ def _study(options: argparse.Namespace) -> int:
     question = QUESTIONS[options.question]
     asked = {name: getattr(options, name) for name in ("model", "corpus", "backend", "device")}
     with _opened() as (store, queue):
-        base = dataclasses.replace(usual_request(_devices(store)), **asked)
+        base = dataclasses.replace(usual_request(at_work(store.workers())), **asked)
         plan = study_evidence.plan(store, question.requests(base))
         new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
         run_ids = [*(run.id for run in plan.known), *new]
@@ -169,7 +168,7 @@ def _demo(options: argparse.Namespace) -> int:
             plan = study_evidence.plan(store, requests)
             new = queue.submit(plan.missing, owner=options.owner, study="Demo: eight recipes") if plan.missing else []
             run_ids = [*(run.id for run in plan.known), *new]
-            if any(run.is_active for run in store.runs(ids=run_ids)) and not _devices(store):
+            if any(run.is_active for run in store.runs(ids=run_ids)) and not at_work(store.workers()):
                 workers.append(start_worker())
             status = _wait(store, run_ids, workers)
             print(report.to_markdown(report.standings(store, ids=run_ids)))
@@ -191,7 +190,7 @@ def _doctor(_options: argparse.Namespace) -> int:
     print(f"{'device':<14}{device.label}, {device.memory_bytes / 2**30:.0f} GiB")
     print(f"{'data':<14}{data_dir()}")
     with _opened() as (store, _):
-        alive = bool(_devices(store))
+        alive = bool(at_work(store.workers()))
         print(f"{'database':<14}{store.place}")
         print(
             f"{'runs':<14}{', '.join(f'{count} {state}' for state, count in store.counts().items() if count) or 'none'}"
@@ -249,11 +248,6 @@ def _state(run: Run) -> str:
 
 def _address(options: argparse.Namespace) -> str:
     return f"http://{options.host}:{options.port}"
-
-
-def _devices(store: Store) -> list[Device]:
-    """Those of the workers that are alive."""
-    return [worker.hardware for worker in store.workers() if worker.is_alive]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -47,8 +47,8 @@ def pace_of(store: Store, model: str, backend: str, devices: Sequence[str]) -> P
     """The pace of a model's newest runs through a backend, on these devices; on any, where none is named."""
     runs = {
         run.id: run
-        for run in store.runs(states=(FINISHED,), search=model, limit=NEWEST)
-        if run.model == model and run.request.backend == backend and (run.device in devices or not devices)
+        for run in store.runs(states=(FINISHED,), model=model, limit=NEWEST)
+        if run.request.backend == backend and (run.device in devices or not devices)
     }
     took: dict[str, list[float]] = defaultdict(list)
     for run_id, stages in store.stages(list(runs)).items():

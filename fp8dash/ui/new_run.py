@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from db.store import Worker
+from db.store import Worker, at_work
 from fp8dash.choose.advice import Advice, advise, advise_request
 from fp8dash.choose.catalog import CORPORA, MODELS, OWN_TASKS, USUAL_TASKS, ModelShape, estimate, shape_of
 from fp8dash.choose.formats import FORMATS
@@ -82,7 +82,7 @@ class Visit:
 def page(frame: Frame) -> None:
     """The form, and what it will do."""
     workers = frame.store.workers()
-    visit = _visit(frame, workers)
+    visit, devices = _visit(frame, workers), at_work(workers)
     base, key = visit.form.request, visit.key
     head, about = st.empty(), st.container()
     left, right = st.columns([1.9, 1], gap="large")
@@ -93,12 +93,12 @@ def page(frame: Frame) -> None:
     with right, st.container(key="new_run_panel"):
         shape = _shape(model)
         head.title(_headline(recipes, model, shape), anchor=False)
-        _panel(recipes, shape, request, [worker.hardware for worker in workers if worker.is_alive])
+        _panel(recipes, shape, request, devices)
         with st.container(border=True):
             study, owner = _names(visit.form, recipes, key)
             requests = [dataclasses.replace(request, recipe=recipe.text) for recipe in recipes]
             pressed = st.button(
-                f"Queue {many(len(recipes), 'run')}{_about(frame, requests, workers)}", type="primary",
+                f"Queue {many(len(recipes), 'run')}{_about(frame, requests, devices)}", type="primary",
                 disabled=not recipes, width="stretch", key=key("submit"),
             )  # fmt: skip
         visit = _kept(visit, Form(request, tuple(recipes), visit.start.source, study, owner))
@@ -122,7 +122,7 @@ def _visit(frame: Frame, workers: Sequence[Worker]) -> Visit:
 
 def _opened(frame: Frame, workers: Sequence[Worker], number: int) -> Visit:
     """What the address stands for: an old run's request or the defaults, and what differs; or the defaults, and why."""
-    request = usual_request([worker.hardware for worker in workers if worker.is_alive])
+    request = usual_request(at_work(workers))
     usual = Form(request, (PRESETS["FP8_DYNAMIC"].recipe,), owner=st.session_state.get(OWNER, ""))
     try:
         start = usual
@@ -468,10 +468,7 @@ def _reading(base: Request, length: int, key: Names) -> Request:
             "Stride (tokens)", 0, length - 1, min(base.stride or length // 2, length - 1), key=key("stride"), width=150,
             disabled=convention != "strided", help="From one window’s start to the next’s.",
         )  # fmt: skip
-        bos = st.selectbox(
-            "BOS", list(BOS), list(BOS).index(base.bos), key=key("bos"), width=130,
-            help="  \n".join(f"{name}: {meaning}" for name, meaning in BOS.items()),
-        )  # fmt: skip
+        bos = _told_choice("BOS", BOS, base.bos, key("bos"))
         until = st.number_input(
             "Until ± (nats)", 0.0, None, base.until, 0.001, "%.4f", key=key("until"), width=150,
             help="Stop once the 95 % interval of Δ ln PPL reaches no further to either side; looked at after 8, 16, 32 "
@@ -497,14 +494,14 @@ def _tasks(base: Request, key: Names) -> Request:
             "Documents a task", 0, 10_000_000, base.task_limit, key=key("task_limit"), width=170,
             help="From the task’s start; 0 is all. Runs are compared on the same documents only.",
         )  # fmt: skip
-        prompt = _task_choice("Task prompt", TASK_PROMPTS, base.task_prompt, key("task_prompt"))
-        precision = _task_choice("Task precision", TASK_PRECISIONS, base.task_precision, key("task_precision"))
+        prompt = _told_choice("Task prompt", TASK_PROMPTS, base.task_prompt, key("task_prompt"))
+        precision = _told_choice("Task precision", TASK_PRECISIONS, base.task_precision, key("task_precision"))
     return dataclasses.replace(
         base, tasks=tuple(names), task_limit=int(limit), task_prompt=prompt, task_precision=precision
     )
 
 
-def _task_choice(label: str, choices: dict[str, str], start: str, key: str) -> str:
+def _told_choice(label: str, choices: dict[str, str], start: str, key: str) -> str:
     told = "  \n".join(f"**{name}**: {meaning}" for name, meaning in choices.items())
     return str(st.selectbox(label, list(choices), list(choices).index(start), key=key, width=150, help=told))
 
@@ -522,10 +519,7 @@ def _needles(base: Request, key: Names) -> dict[str, Any]:
             "Haystack", offered, offered.index(start), key=key(f"haystack_{kind}"),
             format_func=lambda h: f"{h} · {HAYSTACKS[h]}",
         )  # fmt: skip
-        chat = st.selectbox(
-            "Chat template", list(CHATS), list(CHATS).index(base.needle_chat), key=key("needle_chat"), width=150,
-            help="  \n".join(f"{name}: {meaning}" for name, meaning in CHATS.items()),
-        )  # fmt: skip
+        chat = _told_choice("Chat template", CHATS, base.needle_chat, key("needle_chat"))
         repeats = st.number_input(
             "Repeats", 1, MOST_REPEATS, base.needle_repeats, key=key("needle_repeats"), width=130,
             help="Needles at each length and depth, each with a key and a value of its own: more, narrower intervals.",
@@ -634,12 +628,11 @@ def _names(start: Form, recipes: Sequence[Recipe], key: Names) -> tuple[str, str
     return study or "", owner or ""
 
 
-def _about(frame: Frame, requests: Sequence[Request], workers: Sequence[Worker]) -> str:
+def _about(frame: Frame, requests: Sequence[Request], devices: Sequence[Device]) -> str:
     """How long one worker will be at it, where runs like these were timed on the devices at work."""
     if not requests:
         return ""
-    here = [str(worker.device) for worker in workers if worker.is_alive]
-    pace = pace_of(frame.store, requests[0].model, requests[0].backend, here)
+    pace = pace_of(frame.store, requests[0].model, requests[0].backend, [device.name for device in devices])
     seconds = pace.together(requests)
     return f", about {lasted(seconds)}" if seconds else ""
 

@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from db.store import FINISHED, STATES, Study, Worker
+from db.store import FINISHED, STATES, Study, Worker, at_work
 from fp8dash import study_evidence, study_files, study_report
 from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
@@ -52,7 +52,7 @@ def _index(frame: Frame) -> None:
     head = st.empty()
     workers = frame.store.workers()
     base, owner = _whose(workers)
-    here = [str(worker.device) for worker in workers if worker.is_alive]
+    here = [device.name for device in at_work(workers)]
     pace = pace_of(frame.store, base.model, base.backend, here)
     usual = pace.seconds(base)
     timed = f"A usual run of this model takes about {lasted(usual)} here. " if usual else ""
@@ -71,7 +71,7 @@ def _index(frame: Frame) -> None:
 
 def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
     """Model and backend of the runs to queue, and who asks."""
-    usual = usual_request([worker.hardware for worker in workers if worker.is_alive])
+    usual = usual_request(at_work(workers))
     backends = ["auto", "emulated"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = st.selectbox(
