@@ -5,12 +5,11 @@ Colour = tile, symbol = format, grey = BF16, as everywhere; runs that look alike
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import plotly.graph_objects as go
 
 from fp8dash.decode_report import Speed
-from fp8dash.ui.charts import Look, dressed, log_span, log_ticks
+from fp8dash.ui.charts import Look, dressed, html, log_span, log_ticks
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
@@ -59,10 +58,6 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
     figure.update_yaxes(title="ms between tokens: median, p90, p99", rangemode="tozero")
     figure.update_layout(scattermode="group", scattergap=0.5)
     return dressed(figure, 360, bottom=90)
-
-
-def html(name: str) -> str:
-    return escape(name, quote=False)
 
 
 def _marker(drawn: Look) -> dict[str, object]:
