@@ -7,8 +7,8 @@ import streamlit as st
 from db.store import Store
 from fp8dash import places
 from fp8dash.errors import Fp8dashError
-from fp8dash.ui import compare, formats, guide, leaderboard, new_run, planner, runs, studies, tensors
 from fp8dash.ui.frame import Frame, dress, guarded, say_error
+from fp8dash.ui.pages import compare, formats, guide, leaderboard, new_run, planner, runs, studies, tensors
 from jobs.queue import Queue
 
 

@@ -13,8 +13,10 @@ from sqlalchemy import ColumnElement, CursorResult, Update, exists, func, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from db.records import ROW_TABLES, row_values
+from db.rows import ACTIVE, CANCELLED, FAILED, FINISHED, QUEUED, RUNNING
 from db.standings import stand
-from db.store import ACTIVE, CANCELLED, FAILED, FINISHED, QUEUED, ROW_TABLES, RUNNING, Store, request_key, row_values
+from db.store import Store, request_key
 from db.tables import RunTable, StageTable, WorkerTable
 from fp8dash.choose.records import Progress, Row, StageResult
 from fp8dash.errors import QueueError

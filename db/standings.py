@@ -15,7 +15,8 @@ from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from db.tables import MeasurementTable, RunTable, StandingTable, StudyTable, WindowTable
-from fp8dash.choose.recipe import KvCast, Recipe, parse_recipe
+from fp8dash.choose.casts import KvCast
+from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import InvalidChoice
 from fp8dash.stats import paired_difference
 

@@ -6,46 +6,41 @@ What a worker may change stands in `db/claims.py`. Errors of the database leave 
 import dataclasses
 import hashlib
 import json
-import math
-import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, event, func, select, text, update
+from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from db import standings
+from db.opened import engine_of, migrate, sentences
+from db.records import ROW_TABLES, record_of
+from db.rows import (
+    ACTIVE,
+    FINISHED,
+    QUEUED,
+    STATES,
+    Run,
+    Stage,
+    Study,
+    Worker,
+)
 from db.standings import NOTE_LENGTH, Choice, Facets, Group, Standing, first_standing
 from db.tables import (
-    ArtefactTable,
-    Base,
-    GemmPointTable,
-    LadderPointTable,
     LayerTable,
     MeasurementTable,
-    NeedleCellTable,
     RunTable,
-    SensitivityTable,
     StageTable,
     StandingTable,
     StudyTable,
-    TaskItemTable,
     TensorProfileTable,
-    WindowTable,
     WorkerTable,
 )
-from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import (
@@ -55,135 +50,16 @@ from fp8dash.choose.records import (
     Layer,
     Measurement,
     NeedleCell,
-    Request,
-    Row,
     Sensitivity,
     TaskItem,
     TensorProfile,
     Window,
 )
+from fp8dash.choose.request import Request
 from fp8dash.errors import InvalidChoice, StoreError
 
-QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
-    "queued",
-    "running",
-    "finished",
-    "failed",
-    "cancelled",
-)
-ACTIVE = (QUEUED, RUNNING)
-BUSY_SECONDS = 30
-SILENCE = timedelta(seconds=20)  # without a heartbeat, of which there is one every five
-DRIVER_ERRORS = (SQLAlchemyError, OSError)  # of whoever shares this database: the queue's engine
 TRIES = 3  # of a transaction that meets another's identical request
 Found = TypeVar("Found")
-ROW_TABLES: dict[type[Row], type[Base]] = {
-    Measurement: MeasurementTable,
-    Window: WindowTable,
-    Layer: LayerTable,
-    GemmPoint: GemmPointTable,
-    NeedleCell: NeedleCellTable,
-    Artefact: ArtefactTable,
-    TaskItem: TaskItemTable,
-    Sensitivity: SensitivityTable,
-    TensorProfile: TensorProfileTable,
-    LadderPoint: LadderPointTable,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run's row, with its study's name."""
-
-    id: str
-    study_id: str | None
-    study: str
-    owner: str
-    model: str
-    recipe: str
-    preset: str | None
-    corpus: str
-    request: Request
-    state: str
-    attempt: int
-    stage: str | None
-    stage_share: float
-    message: str
-    error: str | None
-    worker_id: str | None
-    model_hash: str | None
-    corpus_hash: str | None
-    backend: str | None
-    device: str | None
-    facts: dict[str, Any]
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-
-    @property
-    def is_active(self) -> bool:
-        """True while the run may still change."""
-        return self.state in ACTIVE
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """Runs submitted together: whose, and how many are in each state."""
-
-    id: str
-    name: str
-    owner: str
-    created_at: datetime
-    states: dict[str, int]
-
-    @property
-    def count(self) -> int:
-        """How many runs it has."""
-        return sum(self.states.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker's row."""
-
-    id: str
-    host: str
-    slot: int
-    pid: int
-    state: str
-    device: str | None
-    device_facts: dict[str, Any]
-    child_group: int | None
-    started_at: datetime
-    heartbeat_at: datetime
-
-    @property
-    def is_alive(self) -> bool:
-        """True where it has beaten lately, by this machine's clock: good enough to tell the user."""
-        return self.state == "alive" and datetime.now(UTC) - self.heartbeat_at < SILENCE
-
-    @property
-    def hardware(self) -> Device:
-        """What it computes on, as far as it told."""
-        facts = self.device_facts
-        pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
-        capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
-        kind = facts.get("kind") or ("cpu" if (self.device or "cpu").lower().startswith("cpu") else "cuda")
-        return Device(kind, self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
-
-
-def at_work(workers: Iterable[Worker]) -> list[Device]:
-    """What the workers that are alive compute on."""
-    return [worker.hardware for worker in workers if worker.is_alive]
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A finished stage."""
-
-    stage: str
-    seconds: float
-    finished_at: datetime
 
 
 class Store:
@@ -192,9 +68,9 @@ class Store:
     def __init__(self, url: str) -> None:
         """Open, create or migrate; raises StoreError where the database is newer, locked or out of reach."""
         self.url = url
-        self._engine = _engine(url)
-        with _sentences(url):
-            _migrate(self._engine, url)
+        self._engine = engine_of(url)
+        with sentences(url):
+            migrate(self._engine, url)
 
     @property
     def place(self) -> str:
@@ -208,7 +84,7 @@ class Store:
     @contextmanager
     def session(self) -> Iterator[Session]:
         """One transaction; its errors leave as StoreError."""
-        with _sentences(self.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
+        with sentences(self.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     def add_study(self, name: str, owner: str) -> str:
@@ -464,7 +340,7 @@ class Store:
         found: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
         with self.session() as session:
             for row in session.scalars(select(table).where(table.run_id.in_(run_ids), *where).order_by(table.id)):
-                found[row.run_id].append(_record(kind, row))
+                found[row.run_id].append(record_of(kind, row))
         return found
 
 
@@ -472,33 +348,6 @@ def request_key(request: Request) -> str:
     """The same for the same request, whoever asks, and also once a request has more fields: defaults are left out."""
     unusual = {f.name: value for f in dataclasses.fields(Request) if (value := getattr(request, f.name)) != f.default}
     return hashlib.sha256(json.dumps(unusual, sort_keys=True).encode()).hexdigest()
-
-
-def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
-    """A record as the columns of its table."""
-    values = dataclasses.asdict(row)
-    if isinstance(row, Measurement):
-        finite = row.value is None or math.isfinite(row.value)
-        values |= {"value": row.value if finite else None, "special": None if finite else repr(row.value)}
-    return {"run_id": run_id, "stage": stage, **values}
-
-
-def sqlite_file(url: str) -> Path | None:
-    """The file of an SQLite URL, ":memory:" where it has none; None on other databases."""
-    parsed = make_url(url)
-    return Path(parsed.database or ":memory:") if parsed.get_backend_name() == "sqlite" else None
-
-
-def may_pass(error: StoreError) -> bool:
-    """True where the database is out of reach, locked or full, and False where it refuses what it was told."""
-    return isinstance(error.__cause__, (OperationalError, InterfaceError))
-
-
-def _record(kind: type[Any], row: Any) -> Any:
-    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(kind)}
-    if kind is Measurement and row.special:
-        values["value"] = float(row.special)
-    return kind(**values)
 
 
 def _runs() -> Any:
@@ -546,76 +395,3 @@ def _named_owner(owner: str) -> str:
 
 def _new_id() -> str:
     return uuid.uuid4().hex[:12]
-
-
-def _engine(url: str) -> Engine:
-    try:
-        parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite":
-            return create_engine(parsed, pool_pre_ping=True)
-        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS})
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        raise StoreError(f"FP8DASH_DATABASE_URL is not a database that can be opened: {error}") from error
-    if parsed.database and parsed.database != ":memory:":
-        _private(Path(parsed.database))
-
-    @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _record: Any) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    return engine
-
-
-def _private(file: Path) -> None:
-    """The database file, readable by its owner alone, made before SQLite makes it with the umask's mode."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(file, os.O_CREAT, 0o600))
-    except OSError as error:
-        raise StoreError(
-            f"The database {file} cannot be made: {error.strerror}. Set FP8DASH_DATA_DIR elsewhere."
-        ) from error
-
-
-def _migrate(engine: Engine, url: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    scripts = ScriptDirectory.from_config(config)
-    with engine.connect() as connection:
-        current = MigrationContext.configure(connection).get_current_revision()
-        if current == scripts.get_current_head():
-            return
-        if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
-            raise StoreError(
-                f"The database was written by a newer fp8dash (revision {current}): update fp8dash. Nothing changed."
-            )
-        connection.rollback()
-        if engine.dialect.name == "sqlite":
-            connection.execute(text("PRAGMA foreign_keys=OFF"))  # a batch migration drops and renames tables
-            connection.commit()
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # of two that start at once, one waits
-        else:
-            connection.execute(text("SELECT pg_advisory_xact_lock(8448)"))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        connection.commit()
-
-
-@contextmanager
-def _sentences(url: str) -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError:
-        raise
-    except DBAPIError as error:
-        said, place = str(error.orig), make_url(url).render_as_string(hide_password=True)
-        if "locked" in said:
-            raise StoreError(
-                f"The database {place} is locked by another program for over {BUSY_SECONDS} s: close it and try again."
-            ) from error
-        if "full" in said or "No space" in said:
-            raise StoreError(
-                f"The disk that holds {place} is full: free some space and try again; nothing was lost."
-            ) from error
-        raise StoreError(f"The database {place} could not be used: {said}") from error

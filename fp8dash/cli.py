@@ -14,25 +14,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from db.store import FINISHED, STATES, Run, Store, at_work
-from fp8dash import report, study_evidence, study_files, study_report
+from db.rows import FINISHED, STATES, Run, at_work
+from db.store import Store
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.records import BACKENDS, GPU_WINDOW, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request, usual_request
+from fp8dash.choose.request import BACKENDS, GPU_WINDOW, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
+from fp8dash.report import comparison, export, study_evidence, study_files
+from fp8dash.report import study as study_report
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
 from jobs.queue import Queue
 
 HOST, PORT = "127.0.0.1", 8501
 POLL_SECONDS = 0.5
-ROWS = {"csv": report.to_csv, "markdown": report.to_markdown, "json": report.to_json}  # of all runs
+ROWS = {"csv": export.to_csv, "markdown": export.to_markdown, "json": export.to_json}  # of all runs
 ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
     "csv": study_files.to_csv, "markdown": study_files.to_markdown, "html": study_files.to_html,
-    "json": lambda said: report.to_json(said.runs),
+    "json": lambda said: export.to_json(said.runs),
 }  # fmt: skip
 
 
@@ -132,9 +134,9 @@ def _report(options: argparse.Namespace) -> int:
             f"“--{options.form}” is of one study: name it with --study, or choose --{', --'.join(ROWS)}."
         )
     with _opened() as (store, _):
-        rows = report.standings(store, states=STATES)
+        rows = comparison.standings(store, states=STATES)
     if options.parquet:
-        _write(options.parquet, report.to_parquet(rows))
+        _write(options.parquet, export.to_parquet(rows))
     else:
         print(ROWS[options.form](rows), end="")
     return 0
@@ -145,7 +147,7 @@ def _answer(options: argparse.Namespace) -> int:
     with _opened() as (store, _):
         said = study_report.written(study_evidence.of_study(store, options.study))
     if options.parquet:
-        _write(options.parquet, report.to_parquet(said.runs))
+        _write(options.parquet, export.to_parquet(said.runs))
     else:
         print(ANSWERS[options.form](said), end="")
     return 0
@@ -171,7 +173,7 @@ def _demo(options: argparse.Namespace) -> int:
             if any(run.is_active for run in store.runs(ids=run_ids)) and not at_work(store.workers()):
                 workers.append(start_worker())
             status = _wait(store, run_ids, workers)
-            print(report.to_markdown(report.standings(store, ids=run_ids)))
+            print(export.to_markdown(comparison.standings(store, ids=run_ids)))
         if web:
             serve(web[0], workers, _address(options))
         return status

@@ -21,7 +21,8 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
-from fp8dash.choose.records import Layer, Progress, Request, Row, StageResult
+from fp8dash.choose.records import Layer, Progress, Row, StageResult
+from fp8dash.choose.request import Request
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import Corpus, Windows, calibration_windows, cut_windows, load_corpus

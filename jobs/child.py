@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fp8dash.choose.records import Progress, Request, StageResult
+from fp8dash.choose.records import Progress, StageResult
+from fp8dash.choose.request import Request
 from fp8dash.errors import Fp8dashError
 from fp8dash.places import cache_dir, log_file
 

@@ -17,8 +17,10 @@ from dbos import _serialization as serialization
 from dbos import error as dbos_error
 
 from db.claims import Claims
-from db.store import ACTIVE, DRIVER_ERRORS, QUEUED, Store, sqlite_file
-from fp8dash.choose.records import Request
+from db.opened import DRIVER_ERRORS, sqlite_file
+from db.rows import ACTIVE, QUEUED
+from db.store import Store
+from fp8dash.choose.request import Request
 from fp8dash.errors import QueueError
 from fp8dash.places import log_file
 

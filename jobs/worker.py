@@ -24,7 +24,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
 
 from db.claims import MAX_ATTEMPTS, Claim, Claims
-from db.store import FAILED, FINISHED, Store, may_pass
+from db.opened import may_pass
+from db.rows import FAILED, FINISHED
+from db.store import Store
 from fp8dash.choose.records import Progress, StageResult
 from fp8dash.errors import Fp8dashError, QueueError, StoreError
 from fp8dash.places import data_dir, database_url

@@ -3,6 +3,7 @@
 import pytest
 
 from db.store import Store
+from tests.seed import fill
 from tests.tiny import write_corpus, write_tiny_model
 
 
@@ -34,3 +35,9 @@ def store(tmp_path):
     opened = Store(f"sqlite:///{tmp_path / 'fp8dash.sqlite'}")
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def ids(store):
+    """A seeded store's runs, by name."""
+    return fill(store)

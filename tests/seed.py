@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import insert, update
 
+from db.records import ROW_TABLES, row_values
 from db.standings import stand
-from db.store import ROW_TABLES, Store, row_values
+from db.store import Store
 from db.tables import RunTable, StageTable, StandingTable, WorkerTable
 from fp8dash import places
 from fp8dash.choose.catalog import estimate, shape_of
@@ -30,11 +31,11 @@ from fp8dash.choose.records import (
     Layer,
     Measurement,
     NeedleCell,
-    Request,
     Row,
     TensorProfile,
     Window,
 )
+from fp8dash.choose.request import Request
 
 CPU, H200 = "CPU (x86-64, 2 threads)", "NVIDIA H200"
 HOSTILE = "**x** [a](b) :red[c] <script>alert(1)</script> $y$ :smile: `z` -> www.a.example :material/home: # _i_ ~~s~~"

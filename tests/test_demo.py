@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fp8dash.choose.presets import DEMO_STUDY
-from fp8dash.choose.records import Measurement, Request, StageResult
+from fp8dash.choose.records import Measurement, StageResult
+from fp8dash.choose.request import Request
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.model.load import load, locate
 from fp8dash.pipeline import run_stages

@@ -2,14 +2,8 @@
 
 import pytest
 
-from fp8dash.choose.records import (
-    Measurement,
-    NeedleCell,
-    Progress,
-    Request,
-    StageResult,
-    Window,
-)
+from fp8dash.choose.records import Measurement, NeedleCell, Progress, StageResult, Window
+from fp8dash.choose.request import Request
 from fp8dash.errors import CorpusError, InvalidChoice
 from fp8dash.model import passes
 from fp8dash.pipeline import run_stages

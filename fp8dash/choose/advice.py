@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from fp8dash.choose.casts import KvCast
 from fp8dash.choose.catalog import ModelShape
 from fp8dash.choose.formats import E5M2, INT8
 from fp8dash.choose.hardware import Device, native_path
-from fp8dash.choose.recipe import KvCast, Recipe
-from fp8dash.choose.records import Request
+from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.request import Request
 from fp8dash.choose.scaling import TENSOR
 
 FEW_WINDOWS = 8

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture, read_config
-from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.casts import Cast
+from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice, ModelError
 
 DEMO, PYDOCS = "demo", "pydocs"

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fp8dash.choose.casts import Cast, KvCast
 from fp8dash.choose.formats import E2M1, E4M3FN, INT4, INT8
-from fp8dash.choose.recipe import Cast, KvCast, Recipe
+from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.scaling import BLOCK_128X128, GROUP_1X16, GROUP_1X32, GROUP_1X128, ROW, TENSOR, ScaleRule
 from fp8dash.errors import InvalidChoice
 

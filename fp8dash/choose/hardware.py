@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, E5M2, INT8
-from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.scaling import (
     BLOCK_128X128,
     DYNAMIC,

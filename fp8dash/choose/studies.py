@@ -7,9 +7,10 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import FORMATS
-from fp8dash.choose.recipe import Cast, Recipe
-from fp8dash.choose.records import Request
+from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.request import Request
 from fp8dash.choose.scaling import BLOCK_128X128, GROUP_1X128, RULES, TENSOR, TILES, ScaleRule, Tile
 from fp8dash.errors import InvalidChoice
 

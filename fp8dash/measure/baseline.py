@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from fp8dash.choose.recipe import KvCast
+from fp8dash.choose.casts import KvCast
 from fp8dash.choose.records import Progress
 from fp8dash.errors import ModelError, NotFinite
 from fp8dash.measure.corpora import Windows

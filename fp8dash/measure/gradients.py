@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, E5M2
-from fp8dash.choose.recipe import Cast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
 from fp8dash.choose.scaling import TENSOR
 from fp8dash.errors import NotFinite

@@ -23,8 +23,8 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from fp8dash.choose.casts import KvCast
 from fp8dash.choose.catalog import OWN_TASKS
-from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, TaskItem
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.model.load import LoadedModel

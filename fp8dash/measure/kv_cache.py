@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
-from fp8dash.choose.recipe import KvCast
+from fp8dash.choose.casts import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
 from fp8dash.errors import NotFinite
 from fp8dash.measure.divergence import Comparer, told_by

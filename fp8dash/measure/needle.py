@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from fp8dash.choose.casts import KvCast
 from fp8dash.choose.needles import KINDS, Kind
-from fp8dash.choose.recipe import KvCast
 from fp8dash.choose.records import HIGHER, NEITHER, Measurement, NeedleCell, Progress
 from fp8dash.errors import CorpusError, NotFinite
 from fp8dash.measure.essay import ESSAY

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fp8dash.choose.recipe import KvCast
+from fp8dash.choose.casts import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, Window
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, E5M2, INT8
-from fp8dash.choose.recipe import Cast
 from fp8dash.choose.records import (
     ACTIVATION,
     BINADES,

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.mixed import Budget, Part, kept_parts, mean_bits, mixed_recipe, predicted_kld
-from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import LOWER, Measurement, Progress, Sensitivity
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states

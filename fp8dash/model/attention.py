@@ -5,7 +5,7 @@ from typing import Any
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from fp8dash.choose.recipe import Cast
+from fp8dash.choose.casts import Cast
 from fp8dash.errors import ModelError
 from fp8dash.quant.attention import CastAttention
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.casts import Cast
+from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Progress
 from fp8dash.errors import NotFinite
 from fp8dash.quant.activations import ActivationCast

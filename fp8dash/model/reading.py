@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from fp8dash.choose.recipe import KvCast
+from fp8dash.choose.casts import KvCast
 from fp8dash.quant.kv_cache import quantized_cache
 
 CHUNK = 128  # tokens: engines take 512 and more; a scale by tensor then spans more of them

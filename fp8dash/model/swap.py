@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fp8dash.choose.accumulators import Accumulator
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.hardware import Device, Path, native_path
-from fp8dash.choose.recipe import Cast, Recipe
+from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.model.attention import cast_attention
 from fp8dash.model.calibration import NOTHING, Casters, Observed

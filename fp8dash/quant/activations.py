@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fp8dash.choose.recipe import Cast
+from fp8dash.choose.casts import Cast
 from fp8dash.quant.calibrate import StaticScale
 from fp8dash.quant.cast import Quantized, codes_by, codes_of, round_trip, rounded
 

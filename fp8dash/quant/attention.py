@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8dash.choose.recipe import Cast
+from fp8dash.choose.casts import Cast
 from fp8dash.errors import ModelError
 from fp8dash.quant.cast import round_trip
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp8dash.choose.recipe import Cast
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.scaling import TENSOR
 from fp8dash.errors import NotFinite
 from fp8dash.quant.cast import ERROR_POWER, SHRINK_STEP, SHRINKS, rounded, scale_from_amax, tile_amax

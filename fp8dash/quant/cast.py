@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, FloatFormat, Format
-from fp8dash.choose.recipe import Cast
 from fp8dash.choose.scaling import ScaleRule, Tile
 from fp8dash.errors import NotFinite
 

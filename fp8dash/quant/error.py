@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8dash.choose.recipe import Cast
+from fp8dash.choose.casts import Cast
 from fp8dash.quant.cast import Quantized, blocks_of_codes, blocks_of_values, code_dtype, decode, finite_scales_of
 
 ROUNDING = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's rounding: that is no clipping

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from fp8dash.choose.recipe import KvCast
+from fp8dash.choose.casts import KvCast
 from fp8dash.errors import ModelError
 from fp8dash.quant.cast import DTYPES, Quantized, codes_by, codes_of, decode, scale_from_amax
 

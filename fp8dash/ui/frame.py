@@ -9,13 +9,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import streamlit as st
 
-from db.store import Store, Worker
+from db.rows import Worker
+from db.store import Store
+from fp8dash.choose.metrics import METRICS
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER
 from fp8dash.errors import Fp8dashError
-from fp8dash.metrics import METRICS, heading
-from fp8dash.ui import charts
-from fp8dash.ui.glyph import glyph_width, recipe_glyph
+from fp8dash.report.numbers import heading
+from fp8dash.ui.charts import charts
+from fp8dash.ui.parts.glyph import glyph_width, recipe_glyph
 from fp8dash.ui.words import many, plain
 from jobs.queue import Queue
 

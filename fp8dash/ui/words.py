@@ -4,9 +4,9 @@ import re
 from datetime import datetime, tzinfo
 from pathlib import PurePath
 
-from fp8dash.choose.records import Request
+from fp8dash.choose.request import Request
 from fp8dash.choose.windows import Reading
-from fp8dash.metrics import DASH
+from fp8dash.report.numbers import DASH
 
 MARKDOWN = re.compile(r"([!-/:-@\[-`{-~])")
 APART = re.compile(r"(?<=:)(?=[\w+/])|(?<=[-<>~=])(?=[-<>=])|(?<=\w)(?=@)|(?<=www)(?=\.)")  # shortcodes, arrows, links

@@ -19,7 +19,7 @@ from statistics import mean, median
 import torch
 
 from fp8dash.choose.presets import PRESETS
-from fp8dash.choose.records import Request
+from fp8dash.choose.request import Request
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, haystack_of, needle

@@ -25,7 +25,7 @@ import numpy as np
 from db.standings import group_key, recipe_facets, stand
 from db.store import Store
 from fp8dash.choose.presets import PRESETS
-from fp8dash.choose.records import Request
+from fp8dash.choose.request import Request
 
 SIZES = {"10k": 10_000, "100k": 100_000}
 LIMITS_MS = {

@@ -24,7 +24,7 @@ from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.quantization import PerBlock, PerRow, PerTensor
 from torchao.quantization.quantize_.workflows.float8.float8_tensor import Float8Tensor
 
-from fp8dash.choose.recipe import parse_cast
+from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.scaling import tile_of
 from fp8dash.quant.cast import blocks_of_values, round_trip
 

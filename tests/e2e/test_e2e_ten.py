@@ -9,9 +9,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from db.claims import Claims
-from db.store import FINISHED, Store
+from db.rows import FINISHED
+from db.store import Store
 from fp8dash.choose.presets import PRESETS
-from fp8dash.choose.records import Progress, Request, StageResult
+from fp8dash.choose.records import Progress, StageResult
+from fp8dash.choose.request import Request
 from tests.e2e.conftest import served
 from tests.seed import CPU, fill, rows_of
 

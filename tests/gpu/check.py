@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.hardware import INT_MM, SCALED_MM, Device, native_path
-from fp8dash.choose.recipe import parse_cast, parse_recipe
+from fp8dash.choose.recipe import parse_recipe
 from fp8dash.errors import KernelRefused
 from fp8dash.model.load import find_device
 from fp8dash.model.swap import NATIVE, cast_model

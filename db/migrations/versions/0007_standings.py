@@ -10,7 +10,7 @@ from alembic import op
 from db.standings import group_key, kld_bounds, recipe_facets
 from db.store import request_key
 from db.tables import Instant
-from fp8dash.choose.records import Request
+from fp8dash.choose.request import Request
 from fp8dash.errors import InvalidChoice
 
 revision = "0007"

@@ -1,0 +1,118 @@
+"""What the store hands out: frozen plain values."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.request import Request
+
+QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
+    "queued",
+    "running",
+    "finished",
+    "failed",
+    "cancelled",
+)
+
+
+ACTIVE = (QUEUED, RUNNING)
+
+
+SILENCE = timedelta(seconds=20)  # without a heartbeat, of which there is one every five
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's row, with its study's name."""
+
+    id: str
+    study_id: str | None
+    study: str
+    owner: str
+    model: str
+    recipe: str
+    preset: str | None
+    corpus: str
+    request: Request
+    state: str
+    attempt: int
+    stage: str | None
+    stage_share: float
+    message: str
+    error: str | None
+    worker_id: str | None
+    model_hash: str | None
+    corpus_hash: str | None
+    backend: str | None
+    device: str | None
+    facts: dict[str, Any]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def is_active(self) -> bool:
+        """True while the run may still change."""
+        return self.state in ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Runs submitted together: whose, and how many are in each state."""
+
+    id: str
+    name: str
+    owner: str
+    created_at: datetime
+    states: dict[str, int]
+
+    @property
+    def count(self) -> int:
+        """How many runs it has."""
+        return sum(self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker's row."""
+
+    id: str
+    host: str
+    slot: int
+    pid: int
+    state: str
+    device: str | None
+    device_facts: dict[str, Any]
+    child_group: int | None
+    started_at: datetime
+    heartbeat_at: datetime
+
+    @property
+    def is_alive(self) -> bool:
+        """True where it has beaten lately, by this machine's clock: good enough to tell the user."""
+        return self.state == "alive" and datetime.now(UTC) - self.heartbeat_at < SILENCE
+
+    @property
+    def hardware(self) -> Device:
+        """What it computes on, as far as it told."""
+        facts = self.device_facts
+        pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
+        capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
+        kind = facts.get("kind") or ("cpu" if (self.device or "cpu").lower().startswith("cpu") else "cuda")
+        return Device(kind, self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
+
+
+def at_work(workers: Iterable[Worker]) -> list[Device]:
+    """What the workers that are alive compute on."""
+    return [worker.hardware for worker in workers if worker.is_alive]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A finished stage."""
+
+    stage: str
+    seconds: float
+    finished_at: datetime

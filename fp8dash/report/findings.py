@@ -1,0 +1,241 @@
+"""What the runs of this database say about the claims of the guide: standings in, sentences out. No streamlit.
+
+Two runs are set side by side only within one group (model, corpus, windows, method, device) and one backend. Numbers
+are told, not judged: whether a difference is a tie is for the comparison, to which each finding's runs lead.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8dash.choose.formats import INT8
+from fp8dash.choose.metrics import METRICS
+from fp8dash.choose.presets import PRESETS
+from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.errors import InvalidChoice
+from fp8dash.report.comparison import BASELINE_BACKEND, Standing
+from fp8dash.report.numbers import signed, three
+
+GRADIENTS = ("gradient_sqnr_db_e4m3fn", "gradient_sqnr_db_e5m2")
+KV_BYTES = "kv_bytes_per_token"
+EXTRAS = (*GRADIENTS, KV_BYTES)  # measurements that no column of the leaderboard shows
+
+Extras = Mapping[str, Mapping[str, float]]  # by run, then by name
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What some runs say about a claim."""
+
+    claim: int
+    text: str
+    runs: tuple[str, ...]
+    where: str  # model and device
+
+
+def findings(rows: Sequence[Standing], extras: Extras) -> dict[int, Finding]:
+    """The newest finding for each claim on which the rows bear."""
+    found: dict[int, Finding] = {}
+    for peers in _peers(rows):
+        where = f"{peers[0].model} on {peers[0].device or 'an unknown device'}"
+        for claim, look in LOOKS.items():
+            if said := look(peers, extras):
+                text, runs = said
+                found[claim] = Finding(claim, text, tuple(row.run for row in runs), where)
+    return found
+
+
+Said = tuple[str, list[Standing]] | None
+
+
+def _peers(rows: Sequence[Standing]) -> Iterator[list[Standing]]:
+    """Finished rows that may be compared, each baseline in every group of its own; the newest group last."""
+    kept = sorted((row for row in rows if row.state == "finished"), key=lambda row: row.created)
+    groups: dict[tuple[str, str], list[Standing]] = {}
+    for row in kept:
+        groups.setdefault((row.group, str(row.backend)), []).append(row)
+    bases = {key[0]: found for key, found in groups.items() if key[1] == BASELINE_BACKEND}
+    cast = {key[0] for key, found in groups.items() if key[1] != BASELINE_BACKEND}
+    for (group, backend), found in sorted(groups.items(), key=lambda item: item[1][-1].created):
+        if backend != BASELINE_BACKEND:
+            yield bases.get(group, []) + found
+        elif group not in cast:
+            yield found
+
+
+def _named(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
+    """The newest run of each preset, or None where one is missing."""
+    found = [next((row for row in reversed(peers) if row.recipe == PRESETS[name].recipe.text), None) for name in names]
+    return [row for row in found if row] if all(found) else None
+
+
+def _klds(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
+    found = _named(peers, *names)
+    return found if found and all(row.kld and row.kld > 0 for row in found) else None
+
+
+def _times(a: float | None, b: float | None) -> str:
+    """a over b."""
+    return f"{(a or math.nan) / (b or math.nan):.2f}×"
+
+
+def _compared(first: str, second: str) -> Callable[[Sequence[Standing], Extras], Said]:
+    """The KLD of one preset against another's."""
+
+    def look(peers: Sequence[Standing], _: Extras) -> Said:
+        found = _klds(peers, first, second)
+        if not found:
+            return None
+        a, b = found
+        return f"{first} loses {three(a.kld)} nats (KLD), {_times(a.kld, b.kld)} {second}’s {three(b.kld)}.", found
+
+    return look
+
+
+def _overhead(name: str) -> Callable[[Sequence[Standing], Extras], Said]:
+    """What a preset's scales add to its eight bits."""
+
+    def look(peers: Sequence[Standing], _: Extras) -> Said:
+        found = _named(peers, name)
+        bits = found[0].bits_per_weight if found else None
+        if not found or not bits:
+            return None
+        return f"{name} stores {bits:#.4g} bits a cast weight: scales add {three(100 * (bits / 8 - 1))} %.", found
+
+    return look
+
+
+def _tiles(peers: Sequence[Standing], _: Extras) -> Said:
+    """What one scale for all costs INT8 and E4M3."""
+    found = _klds(peers, "INT8_TENSOR", "INT8", "FP8_TENSOR", "FP8_DYNAMIC")
+    if not found:
+        return None
+    whole8, row8, whole, row = (r.kld for r in found)
+    return (
+        f"One scale a tensor instead of one a row multiplies INT8’s KLD by {_times(whole8, row8)[:-1]} and E4M3’s by "
+        f"{_times(whole, row)[:-1]}."
+    ), found
+
+
+def _integers(peers: Sequence[Standing], _: Extras) -> Said:
+    found = _named(peers, "INT8", "FP8_DYNAMIC")
+    if not found or any(row.weight_sqnr_db is None for row in found):
+        return None
+    a, b = found
+    text = f"Weights per channel: INT8 {three(a.weight_sqnr_db)} dB SQNR, E4M3 {three(b.weight_sqnr_db)} dB"
+    return text + (f"; KLD {three(a.kld)} against {three(b.kld)} nats." if a.kld and b.kld else "."), found
+
+
+def _parsed(row: Standing) -> Recipe | None:
+    try:
+        return parse_recipe(row.recipe)
+    except InvalidChoice:  # written by another version
+        return None
+
+
+def _head(peers: Sequence[Standing], _: Extras) -> Said:
+    """A recipe with the head cast beside the same without."""
+    for row in reversed(peers):
+        recipe = _parsed(row)
+        if recipe and "lm_head" in recipe.also and row.kld:
+            plain = next((p for p in reversed(peers) if p.recipe == _without_head(recipe) and p.kld), None)
+            if plain:
+                return f"Casting the head too: KLD {three(row.kld)} instead of {three(plain.kld)} nats.", [row, plain]
+    return None
+
+
+def _without_head(recipe: Recipe) -> str:
+    also = tuple(name for name in recipe.also if name != "lm_head")
+    return Recipe(recipe.weights, recipe.activations, also, recipe.skip, recipe.kv, recipe.attention).text
+
+
+def _attention(peers: Sequence[Standing], _: Extras) -> Said:
+    found = [r for r in peers if (p := _parsed(r)) and p.attention and not p.casts_linears and not p.kv and r.kld]
+    return (
+        (f"Attention’s products alone in {found[-1].recipe}: KLD {three(found[-1].kld)} nats.", found[-1:])
+        if found
+        else None
+    )
+
+
+def _speed(peers: Sequence[Standing], _: Extras) -> Said:
+    """The fastest native FP8 run; on a CPU FP8 is widened first, which says nothing about the claim."""
+    found = [
+        row for row in peers
+        if row.backend == "native" and row.gemm_speedup and not str(row.device).upper().startswith("CPU")
+        and (recipe := _parsed(row)) and recipe.weights and recipe.weights.format != INT8
+    ]  # fmt: skip
+    if not found:
+        return None
+    best = max(found, key=lambda row: row.gemm_speedup or 0.0)
+    return f"The fastest is {best.name}: {best.gemm_speedup:.2f}× BF16 in GEMMs, casts counted, measured.", [best]
+
+
+def _perplexity(peers: Sequence[Standing], _: Extras) -> Said:
+    """The span of what FP8 Linears cost."""
+    found = [
+        row for row in peers
+        if row.ln_ppl_diff is not None and (p := _parsed(row)) and p.weights and p.activations
+        and p.weights.format.name == p.activations.format.name == "e4m3fn"
+    ]  # fmt: skip
+    if not found:
+        return None
+    ordered = sorted(found, key=lambda row: row.ln_ppl_diff or 0.0)
+    low, high = (signed(100 * math.expm1(row.ln_ppl_diff or 0.0)) for row in (ordered[0], ordered[-1]))
+    least, most = ordered[0].name, ordered[-1].name
+    span = f"{low} % ({least})" if len(found) == 1 else f"between {low} % ({least}) and {high} % ({most})"
+    return f"E4M3 changes perplexity by {span}.", list(dict.fromkeys([ordered[0], ordered[-1]]))
+
+
+def _kv_bytes(peers: Sequence[Standing], extras: Extras) -> Said:
+    found = [row for row in peers if KV_BYTES in extras.get(row.run, {})]
+    cast = [row for row in found if (p := _parsed(row)) and p.kv and p.kv.format.bits == 8]
+    plain = [row for row in found if (p := _parsed(row)) and not p.kv]
+    if not cast or not plain:
+        return None
+    ours, theirs = (extras[rows[-1].run][KV_BYTES] for rows in (cast, plain))
+    return f"A token keeps {ours:,.0f} bytes with {cast[-1].name}, {theirs:,.0f} without: {_times(ours, theirs)}.", [
+        cast[-1]
+    ]
+
+
+def _kv_needles(peers: Sequence[Standing], _: Extras) -> Said:
+    cast = [row for row in peers if (p := _parsed(row)) and p.kv and not p.casts_linears and row.needle is not None]
+    base = next((row for row in peers if row.is_baseline and row.needle is not None), None)
+    if not cast or not base:
+        return None
+    name, share = cast[-1].name, METRICS["needle"].title.lower()
+    return f"{name} finds {cast[-1].needle:.2f} of the {share}s, BF16 {base.needle:.2f}, at the lengths run here.", [
+        cast[-1],
+        base,
+    ]
+
+
+def _gradients(peers: Sequence[Standing], extras: Extras) -> Said:
+    found = [row for row in peers if all(name in extras.get(row.run, {}) for name in GRADIENTS)]
+    if not found:
+        return None
+    e4m3, e5m2 = (extras[found[-1].run][name] for name in GRADIENTS)
+    medians = f"E4M3 {three(e4m3)} dB, E5M2 {three(e5m2)} dB, medians over layers"
+    return f"Gradients under one dynamic scale a tensor: {medians}.", found[-1:]
+
+
+LOOKS: dict[int, Callable[[Sequence[Standing], Extras], Said]] = {  # by claim
+    6: _compared("FP8_E5M2", "FP8_DYNAMIC"),
+    8: _overhead("MXFP8"),
+    9: _overhead("FP8_DYNAMIC"),
+    10: _overhead("FP8_BLOCK"),
+    11: _tiles,
+    13: _head,
+    15: _attention,
+    19: _speed,
+    21: _perplexity,
+    22: _kv_bytes,
+    23: _kv_needles,
+    27: _compared("MXFP8_FLOOR", "MXFP8"),
+    28: _gradients,
+    30: _compared("MOSS", "MXFP8"),
+    31: _integers,
+    32: _compared("MXFP8", "FP8_TENSOR"),
+    33: _compared("FP8_BLOCK_UE8M0", "FP8_BLOCK"),
+}

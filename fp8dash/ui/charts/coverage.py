@@ -1,0 +1,105 @@
+"""What became of each weight, as a tree of the model's modules. Rows to a plotly figure; no streamlit, no database."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from fp8dash.choose.records import Layer
+from fp8dash.report.numbers import three
+from fp8dash.ui.charts.charts import GREY, INKS, dressed, html, tile_colour
+
+ROOT = "model"
+BRANCH = "rgba(127, 140, 150, 0.12)"  # what lies around the weights
+PIXELS = 380
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Weights of one name in any number of blocks that were treated alike."""
+
+    path: tuple[str, ...]  # modules from the top, block numbers left out
+    cast: str
+    backend: str
+    reason: str
+    count: int
+    parameters: int
+
+    @property
+    def label(self) -> str:
+        """As the tree shows it."""
+        what = self.cast or "kept"
+        return f"{html(self.path[-1])}<br>{html(what)}{f' · {self.count}' if self.count > 1 else ''}"
+
+
+def coverage_tree(layers: Sequence[Layer], *, dark: bool) -> go.Figure:
+    """Areas are parameters; coloured by tile where they were cast, grey where they were kept. A click goes closer."""
+    leaves, total = list(leaves_of(layers)), sum(layer.rows * layer.cols for layer in layers)
+    ids, labels, parents, values, colours, hovers = ([ROOT], ["all weights"], [""], [total], [BRANCH], [""])
+    for path in branches(leaves):
+        inside = [leaf for leaf in leaves if leaf.path[: len(path)] == path]
+        ids.append("/".join((ROOT, *path)))
+        labels.append(html(path[-1]))
+        parents.append("/".join((ROOT, *path[:-1])))
+        values.append(sum(leaf.parameters for leaf in inside))
+        colours.append(BRANCH)
+        hovers.append(f"{html('.'.join(path))}: {_amount(values[-1], total)}")
+    for leaf in leaves:
+        ids.append("/".join((ROOT, *leaf.path, leaf.cast, leaf.reason)))
+        labels.append(leaf.label)
+        parents.append("/".join((ROOT, *leaf.path[:-1])))
+        values.append(leaf.parameters)
+        colours.append(_colour(leaf.cast))
+        hovers.append(_said(leaf, total))
+    figure = go.Figure(
+        go.Treemap(
+            ids=ids, labels=labels, parents=parents, values=values, branchvalues="total", marker={"colors": colours},
+            hovertext=hovers, hoverinfo="text", sort=False, tiling={"pad": 2},
+            textfont={"size": 13, "color": [INKS[dark] if colour == BRANCH else _over(colour) for colour in colours]},
+        )
+    )  # fmt: skip
+    return dressed(figure, PIXELS, top=10, bottom=10)
+
+
+def stored(layers: Sequence[Layer], parameters: int) -> list[Layer]:
+    """The layers without a tied head, which is the embedding once more: all others have as many `parameters`."""
+    extra = sum(layer.rows * layer.cols for layer in layers) - parameters
+    twins = [layer for layer in layers if not layer.cast and layer.rows * layer.cols == extra]
+    return [layer for layer in layers if len(twins) < 2 or layer is not twins[-1]]
+
+
+def leaves_of(layers: Sequence[Layer]) -> Iterator[Leaf]:
+    """Weights put together that bear one name in several blocks, in the model's order."""
+    found: dict[tuple[tuple[str, ...], str, str, str], list[Layer]] = {}
+    for layer in layers:
+        path = tuple(part for part in layer.name.split(".") if not part.isdigit())
+        found.setdefault((path, layer.cast, layer.backend, layer.reason), []).append(layer)
+    for (path, cast, backend, reason), some in found.items():
+        yield Leaf(path, cast, backend, reason, len(some), sum(layer.rows * layer.cols for layer in some))
+
+
+def branches(leaves: Sequence[Leaf]) -> list[tuple[str, ...]]:
+    """The modules that hold others, each after what holds it."""
+    return list(dict.fromkeys(leaf.path[:depth] for leaf in leaves for depth in range(1, len(leaf.path))))
+
+
+def _colour(cast: str) -> str:
+    """By the tile, the second part of a cast's text."""
+    return tile_colour(cast.split("/")[1]) if "/" in cast else GREY
+
+
+def _over(colour: str) -> str:
+    """Black or white, whichever reads better over a colour (WCAG 2.2's relative luminance)."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"
+
+
+def _amount(parameters: float, total: int) -> str:
+    return f"{three(parameters / 1e6)} million parameters, {100 * parameters / total:.1f} %"
+
+
+def _said(leaf: Leaf, total: int) -> str:
+    what = f"{leaf.cast}, {leaf.backend}" if leaf.cast else f"kept: {leaf.reason}"
+    return f"{html('.'.join(leaf.path))}: {leaf.count} × {html(what)}<br>{_amount(leaf.parameters, total)}"

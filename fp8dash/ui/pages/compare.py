@@ -1,0 +1,308 @@
+"""Two to six runs side by side: the verdict in words, every metric with its better side, and the figures behind it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from db.rows import FINISHED
+from db.standings import BASELINE_BACKEND, Choice
+from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.errors import InvalidChoice
+from fp8dash.report import comparison
+from fp8dash.report.comparison import Comparison, Standing, Verdict
+from fp8dash.report.export import interval
+from fp8dash.report.numbers import DASH, heading, shown, signed, three
+from fp8dash.report.tasks import TaskDifference, TaskLine, TaskScore, task_lines
+from fp8dash.ui.charts import charts
+from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
+from fp8dash.ui.parts import decoding, needles
+from fp8dash.ui.parts.answer import difference, loss, verdict
+from fp8dash.ui.words import moment, plain
+
+FEWEST, MOST = 2, 6
+OFFERED = 100  # runs to pick from
+NOTHING = "These runs share no measured number to compare"
+BY_TOKEN = "KLD by token"
+LOWEST = ("minimum", "0.1 %", "1 %", "5 %")  # percentiles that say nothing and would take half the axis
+
+
+def page(frame: Frame) -> None:
+    """The comparison of the runs that the link names."""
+    head = st.container()
+    chosen = _chosen(frame)
+    if len(chosen) < FEWEST:
+        head.title("Choose two to six runs to compare", anchor=False)
+        head.markdown(
+            "Pick them here, or tick rows on the leaderboard. This page’s address then shows the same to anyone."
+        )
+        return
+    found = comparison.comparison(frame.store, chosen)
+    rows = found.standings
+    cast = [row.run for row in rows if not row.is_baseline]
+    contest = comparison.comparison(frame.store, cast) if FEWEST <= len(cast) < len(rows) else None
+    with head:
+        lone = next(iter(row for row in rows if not row.is_baseline), None) if len(cast) == 1 else None
+        title = loss(lone) if lone else verdict(found, contest, ("kld", "gemm_speedup"))
+        st.title(title or NOTHING, anchor=False)
+        if more := verdict(found, contest, ("ln_ppl_diff", "needle", "model_bytes")):
+            st.markdown(f"{more}.")
+    for sentence in found.unlike:
+        st.warning(plain(sentence))
+    names = _names(rows)
+    _recipes(frame, rows, names)
+    _metrics(found, contest, names)
+    _tasks(frame, rows, names)
+    _quality(frame, rows, names)
+    _needles(frame, rows, names)
+    _graded_needles(frame, rows, names)
+    _speed(frame, rows, names)
+    decoding.compared(frame, names)
+    _layers(frame, rows, names)
+
+
+def _chosen(frame: Frame) -> list[str]:
+    """The runs of the link, changed by the picker."""
+    linked = query_ids("runs")
+    search = st.text_input(
+        "Find runs", key="find", bind="query-params", placeholder="recipe, model, study, owner or run", width=280
+    )
+    newest = frame.store.runs(states=(FINISHED,), search=search or "", limit=OFFERED)
+    rows = {run.id: run for run in (*frame.store.runs(ids=linked), *newest)}
+    if missing := [run for run in linked if run not in rows]:
+        raise InvalidChoice(
+            f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
+        )
+    titles = {
+        run: " · ".join(
+            (row.preset or row.recipe, row.device or "no device", row.owner, moment(row.created_at), run[:6])
+        )
+        for run, row in rows.items()
+    }
+    picked = st.multiselect(
+        "Runs", list(rows), default=linked[:MOST], format_func=titles.__getitem__, max_selections=MOST,
+        key=f"compare_runs_{','.join(linked)}", placeholder="two to six runs",
+        help=f"Offered are the {OFFERED} newest that the search finds.",
+    )  # fmt: skip
+    if picked != linked[:MOST]:
+        st.query_params["runs"] = ",".join(picked)
+    return picked
+
+
+def _names(rows: Sequence[Standing]) -> dict[str, str]:
+    """A name for each run, told apart where two share one."""
+    names = [row.name for row in rows]
+    return {
+        row.run: row.name if names.count(row.name) == 1 else f"{row.name} ({row.backend}, {row.run[:4]})"
+        for row in rows
+    }
+
+
+def _recipes(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    for column, row in zip(st.columns(len(rows)), rows, strict=True):
+        with column, st.container(border=True, height="stretch"):
+            glyph(_parsed(row.recipe))
+            st.markdown(f"**{plain(names[row.run])}**  \n:small[{plain(row.recipe)}]")
+            state = "" if row.state == FINISHED else f" :orange-badge[{row.state}]"
+            st.caption(f"{plain(row.backend or DASH)} on {plain(row.device or DASH)}, {plain(row.owner)}{state}")
+            if row.note:
+                st.caption(f"Note by {plain(row.note_by)}: {plain(row.note)}")
+            frame.link("runs", "Open the run", run=row.run)
+            if row is not rows[0] and not rows[0].is_baseline:
+                st.caption(f"Against {plain(names[rows[0].run])}: {difference(rows[0], row)}.")
+
+
+def _parsed(text: str) -> Recipe:
+    try:
+        return parse_recipe(text)
+    except InvalidChoice:
+        return Recipe()
+
+
+def _metrics(found: Comparison, contest: Comparison | None, names: dict[str, str]) -> None:
+    """A row a metric, a column a run; the best in bold, ties said. The baseline is shown and not judged."""
+    judged = {v.metric.name: v for v in (contest or found).verdicts}
+    lines = ["| Metric | " + " | ".join(plain(names[row.run]) for row in found.standings) + " | Better |"]
+    lines.append("|:--|" + "--:|" * len(found.standings) + ":--|")
+    for line in found.verdicts:
+        verdict_row = judged[line.metric.name]
+        best = {(contest or found).standings[i].run for i in verdict_row.best}
+        cells = [_cell(line, row, value, best) for row, value in zip(found.standings, line.values, strict=True)]
+        lines.append(
+            f"| {heading(line.metric)} | " + " | ".join(cells) + f" | {_said(verdict_row, names, contest or found)} |"
+        )
+    st.header("Every metric", anchor=False)
+    st.markdown("\n".join(lines))
+    metric_help()
+    st.caption(
+        "Bold is better. Tied: windows do not tell it from the best, at 95 % for all runs shown together (paired "
+        "bootstrap, Holm), needles differ by chance alone (McNemar), or speeds are within 5 %."
+    )
+
+
+def _cell(line: Verdict, row: Standing, value: float | None, best: set[str]) -> str:
+    text = shown(line.metric, value)
+    if line.metric.name == "ln_ppl_diff" and interval(row):
+        return (f"**{text}** " if row.run in best else f"{text} ") + f":small[{plain(interval(row))}]"
+    return f"**{text}**" if row.run in best else text
+
+
+def _said(row: Verdict, names: dict[str, str], found: Comparison) -> str:
+    if not row.best:
+        return plain(row.note or DASH)
+    winners = ", ".join(plain(names[found.standings[i].run]) for i in row.best)
+    return f"tied: {winners}{row.note.removeprefix('tied')}" if len(row.best) > 1 else winners
+
+
+def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    """A row a task and metric, a column a run: its number, and its paired difference from the baseline or first run."""
+    reference = next((i for i, row in enumerate(rows) if row.is_baseline), 0)
+    found = task_lines(frame.store, [row.run for row in rows], reference=reference)
+    if not found:
+        return
+    basis = plain(names[rows[reference].run])
+    lines = ["| Task | Metric | " + " | ".join(plain(names[row.run]) for row in rows) + " | Better |"]
+    lines.append("|:--|:--|" + "--:|" * len(rows) + ":--|")
+    for line in found:
+        cells = [_task_cell(line, *pair) for pair in zip(line.scores, line.differences, strict=True)]
+        lines.append(
+            f"| {plain(line.task)} | {plain(line.metric)} | " + " | ".join(cells) + f" | {line.better or DASH} |"
+        )
+    st.header("Tasks", anchor=False)
+    st.markdown("\n".join(lines))
+    for sentence in dict.fromkeys(sentence for line in found for sentence in line.unlike):
+        st.warning(plain(sentence))
+    st.caption(
+        f"In small type each run minus {basis}, over the same documents, with its 95 % interval (bootstrap over "
+        "documents); perplexities as logarithms. Tied: the interval contains zero, or right and wrong answers differ "
+        "by chance alone (McNemar)."
+    )
+
+
+def _task_cell(line: TaskLine, score: TaskScore | None, difference: TaskDifference | None) -> str:
+    text = three(score.value if score else None)
+    if difference is None:
+        return text
+    found, unit = difference.difference, f" {line.unit}" if line.unit in ("nats", "bits") else ""
+    bounds = "" if found.low is None or found.high is None else f" [{signed(found.low)}, {signed(found.high)}]"
+    said = plain(f"{signed(found.mean)}{bounds}{unit}{', tied' if difference.tied else ''}")
+    return f"{text} :small[{said}]"
+
+
+def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, charts.Look]:
+    return {names[row.run]: charts.look(row.recipe, row.backend) for row in rows}
+
+
+def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    windows = frame.store.windows([row.run for row in rows])
+    found = {names[row.run]: windows[row.run] for row in rows if windows[row.run] and not row.is_baseline}
+    if not found:
+        return
+    st.header("Against BF16, by window or by token", anchor=False)
+    fields = {"KLD": "kld", "Δ ln PPL": "nll"}
+    field = st.segmented_control(
+        "What", [*fields, BY_TOKEN], default="KLD", required=True, key="windows", bind="query-params",
+        label_visibility="collapsed",
+    )  # fmt: skip
+    if field == BY_TOKEN:
+        _by_token(frame, rows, names)
+        return
+    floor = max((row.kld_noise_floor or 0.0 for row in rows), default=0.0)
+    figure = charts.window_differences(found, _looks(rows, names), fields[str(field)], floor or None)
+    draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(found)}")
+
+
+def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    """How the divergence spreads over tokens: a recipe may lose little on average and much on a few."""
+    measured = frame.store.measurements([row.run for row in rows if not row.is_baseline], ["kld_tokens"])
+    kept = {
+        names[run]: {m.label: m.value or 0.0 for m in all_of if m.label not in LOWEST}
+        for run, all_of in measured.items()
+    }
+    found = {name: values for name, values in kept.items() if values}
+    if not found:
+        st.info("These runs were measured before percentiles over tokens were kept: run them again.")
+        return
+    draw(
+        charts.kld_quantiles(found, _looks(rows, names)), key="compare_tokens", alt=f"KLD by token: {', '.join(found)}"
+    )
+
+
+def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    cells = frame.store.needle_cells([row.run for row in rows])
+    found = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
+    if not found:
+        return
+    st.header("Needles by length and depth", anchor=False)
+    draw(charts.needle_maps(found), key="compare_needles", alt="Share of needles found")
+    if needles.changed({names[row.run]: cells[row.run] for row in rows if cells[row.run] and not row.is_baseline}):
+        return  # else a cell was measured before cells bore the baseline's score
+    base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
+    others = {name: have for name, have in found.items() if not base or name != names.get(base.run)}
+    if base and others:
+        basis = cells.get(base.run) or frame.store.needle_cells([base.run])[base.run]
+        scores = {c.key: c.score for c in basis}
+        moved = [c for have in others.values() for c in have if c.score != scores.get(c.key, c.score)]
+        if not moved:
+            st.markdown("No needle differs from the baseline’s.")
+            return
+        st.markdown("The same, minus the baseline’s:")
+        figure = charts.needle_differences(others, basis)
+        draw(figure, key="compare_needle_differences", alt="Needle scores minus the baseline’s")
+
+
+def _graded_needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    cells = frame.store.needle_cells([row.run for row in rows])
+    found = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
+    needles.compared(found, [names[row.run] for row in rows if row.is_baseline])
+
+
+def _baseline(frame: Frame, rows: Sequence[Standing]) -> Standing | None:
+    """The newest baseline that may be compared with these runs."""
+    groups = tuple({row.group for row in rows})
+    choice = Choice((FINISHED,), groups=groups, backends=(BASELINE_BACKEND,), sort="finished", order="descending")
+    found = frame.store.standings(dataclasses.replace(choice, limit=OFFERED))
+    return next((row for row in found if row.needle is not None), None)
+
+
+def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    points = frame.store.gemm_points([row.run for row in rows])
+    found = {names[row.run]: points[row.run] for row in rows if points[row.run] and not row.is_baseline}
+    if not found:
+        return
+    st.header("GEMM time of all Linears: BF16 beside cast and multiply", anchor=False)
+    draw(charts.gemm_bars(found, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
+    draw(charts.gemm_rates(found, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
+    _crossovers(frame, rows, names)
+    without = {
+        name: sorted({p.reason for p in have if p.matmul_us is None and p.reason}) for name, have in found.items()
+    }
+    for name, why in without.items():
+        if why:
+            st.caption(
+                f"{plain(name)} has no bar where no native kernel is legal: {plain('; '.join(why[:2]))}. "
+                "An emulated product’s time says nothing."
+            )
+
+
+def _crossovers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    """From which M each run's cast and product take less time than BF16."""
+    measured = frame.store.measurements([row.run for row in rows], ["gemm_crossover_m"])
+    for row in rows:
+        for m in measured[row.run]:
+            if m.backend == "native":
+                said = f"from M = {m.value:,.0f}" if m.value is not None else "at no M"
+                st.caption(f"{plain(names[row.run])}: cast and product beat BF16 {said} ({plain(m.note)}).")
+
+
+def _layers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
+    layers = frame.store.layers([row.run for row in rows])
+    found = {names[row.run]: layers[row.run] for row in rows if any(x.sqnr_db is not None for x in layers[row.run])}
+    if not found:
+        return
+    st.header("Weight error, layer by layer", anchor=False)
+    draw(charts.layer_lines(found, _looks(rows, names)), key="compare_layers", alt="Weight SQNR by layer")
+    with st.expander("As a table"):
+        table = pd.DataFrame({name: {x.name: x.sqnr_db for x in have} for name, have in found.items()})
+        st.dataframe(table.round(2), key="compare_layer_table")

@@ -1,0 +1,94 @@
+"""The field guide: what is said about FP8, what holds, and what the runs of this database say about it."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import streamlit as st
+
+from fp8dash.choose.metrics import METRICS
+from fp8dash.explain.claims import CLAIMS, FAILS, HOLDS, MEASURE, PARTLY, VERDICTS, Claim
+from fp8dash.report import comparison
+from fp8dash.report.findings import EXTRAS, Extras, Finding, findings
+from fp8dash.ui.frame import Frame
+from fp8dash.ui.words import listed, many, plain
+
+ALL, SEEN = "All", "Seen in this database"
+BADGES = {HOLDS: "green", PARTLY: "orange", FAILS: "red", MEASURE: "blue"}
+MOST_COMPARED = 6
+
+
+def page(frame: Frame) -> None:
+    """The answer, two filters, then the claims."""
+    seen = _findings(frame)
+    head = st.container()
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        choice = st.segmented_control(
+            "Verdict", [ALL, *VERDICTS, SEEN], default=ALL, required=True, key="verdict", bind="query-params"
+        )
+        words = st.text_input("Search the claims", key="claim", bind="query-params", width=260)
+    shown = [claim for claim in CLAIMS.values() if _passes(claim, str(choice), (words or "").strip(), seen)]
+    with head:
+        counts = Counter(claim.verdict for claim in CLAIMS.values())
+        said = listed([f"{counts[verdict]} {_plural(verdict)}" for verdict in VERDICTS])
+        st.title(f"Of {len(CLAIMS)} claims about FP8, {said}", anchor=False)
+        st.markdown(_lead(seen))
+    if not shown:
+        st.info("No claim passes these filters. Choose another verdict or clear the search.")
+    for claim in shown:
+        _card(frame, claim, seen.get(claim.number))
+    _metrics()
+
+
+def _plural(verdict: str) -> str:
+    return {HOLDS: "hold", PARTLY: "hold in part", FAILS: "do not hold", MEASURE: "must be measured"}[verdict]
+
+
+def _lead(seen: dict[int, Finding]) -> str:
+    if not seen:
+        return "No finished run bears on any of them yet: what this database says will stand beneath each claim."
+    return f"Finished runs of this database bear on {many(len(seen), 'claim')}; what they say stands beneath each."
+
+
+def _findings(frame: Frame) -> dict[int, Finding]:
+    rows = comparison.standings(frame.store)
+    measured = frame.store.measurements([row.run for row in rows], EXTRAS)
+    extras: Extras = {
+        run: {m.name: m.value for m in found if not m.label and m.value is not None} for run, found in measured.items()
+    }
+    return findings(rows, extras)
+
+
+def _passes(claim: Claim, choice: str, words: str, seen: dict[int, Finding]) -> bool:
+    text = f"{claim.said} {claim.known}".lower()
+    chosen = choice == ALL or choice == claim.verdict or (choice == SEEN and claim.number in seen)
+    return chosen and all(word in text for word in words.lower().split())
+
+
+def _card(frame: Frame, claim: Claim, finding: Finding | None) -> None:
+    with st.container(border=True, gap="xsmall"):
+        badge = f":{BADGES[claim.verdict]}-badge[{claim.verdict}]"
+        st.markdown(f"{badge} **{claim.number}. “{plain(claim.said)}”**  \n{plain(claim.known)}")
+        if finding:
+            st.markdown(f":blue-badge[measured here] {plain(finding.text)} :small[{plain(finding.where)}]")
+        with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
+            st.caption(f"Source: {plain(claim.source)}.", width="content")
+            _links(frame, claim, finding)
+
+
+def _links(frame: Frame, claim: Claim, finding: Finding | None) -> None:
+    if claim.page:
+        query = {"figure" if claim.page == "planner" else "view": claim.view} if claim.view else {}
+        frame.link(claim.page, f"See it: {claim.page} →", **query)
+    if finding and len(finding.runs) > 1:
+        frame.link("compare", "Compare these runs →", runs=",".join(finding.runs[:MOST_COMPARED]))
+    elif finding:
+        frame.link("runs", "Open the run →", run=finding.runs[0])
+
+
+def _metrics() -> None:
+    st.header("What the metrics mean", anchor=False)
+    lines: Sequence[str] = [
+        "| Metric | Unit | Better | What it is |", "|:--|:--|:--|:--|",
+        *(f"| **{m.title}** | {m.unit or '—'} | {m.better} | {plain(m.help)} |" for m in METRICS.values()),
+    ]  # fmt: skip
+    st.markdown("\n".join(lines))

@@ -1,0 +1,355 @@
+"""What a recipe will do on an accelerator, before anything runs: throughput, memory, cost, all by arithmetic.
+
+Every number made here is a prediction and says so; what was measured stands apart, by planner_measured.py.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import streamlit as st
+
+from fp8dash.choose.architecture import CONFIGS, FAMILIES, KNOWN, SOURCE, Architecture, read_config
+from fp8dash.choose.casts import KV_FORMATS, parse_kv
+from fp8dash.choose.presets import PRESETS, recipe_from
+from fp8dash.choose.recipe import Recipe
+from fp8dash.predict.accelerators import ACCELERATORS, BF16, Accelerator
+from fp8dash.predict.roofline import REACH, USABLE, Plan, curve, per_million
+from fp8dash.report.numbers import DASH, three
+from fp8dash.ui.charts import charts
+from fp8dash.ui.charts import planner as charts_planner
+from fp8dash.ui.frame import Frame, answer_first, draw
+from fp8dash.ui.parts.planner_measured import dollars, here, own
+from fp8dash.ui.words import lasted, plain
+
+PASTED = "A config.json …"
+EXAMPLE = json.dumps(CONFIGS["Qwen3-8B"][0])
+START = ("FP8_DYNAMIC", "W4A16")
+OFFERED = [name for name, preset in PRESETS.items() if preset.recipe.casts_linears]
+KV = {"BF16": None, **{name.upper(): parse_kv(f"{name}/tensor") for name in KV_FORMATS}}
+SPEEDS, REQUESTS, ROOFLINE = "Throughput by batch", "Requests by context", "Roofline"
+MOST_DRAWN = 4096  # requests at once
+STYLE = """<style>
+.st-key-planner_tables [data-testid="stMarkdownContainer"] {overflow-x: auto;}
+.st-key-planner_tables th, .st-key-planner_tables td {padding: 0.3rem 0.6rem !important; white-space: nowrap;}
+.st-key-planner_tables th {white-space: normal; vertical-align: bottom;}
+.st-key-planner_tables td:last-child {white-space: normal; min-width: 9rem;}
+</style>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the requests are like, and what an hour costs."""
+
+    prompt: int
+    output: int
+    batch: int
+    price: float
+    measured: float = 0.0  # output tokens a second, by the reader; 0 where none was
+
+    @property
+    def context(self) -> int:
+        """Tokens a request holds at its end."""
+        return self.prompt + self.output
+
+    @property
+    def average(self) -> float:
+        """Tokens it holds on average while it is decoded."""
+        return self.prompt + self.output / 2
+
+
+def page(frame: Frame) -> None:
+    """Choices, the answer in words, then what it rests on."""
+    st.html(STYLE)
+    head = st.container()
+    answer_first(head, "This cannot be planned", "planner_tables", partial(_plan, frame))
+
+
+def _plan(frame: Frame) -> tuple[str, str]:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        model = _model()
+        accelerator = ACCELERATORS[str(st.selectbox(
+            "Accelerator", list(ACCELERATORS), list(ACCELERATORS).index("H200 SXM"), key="gpu", bind="query-params",
+            width=170,
+        ))]  # fmt: skip
+        devices = int(st.number_input("Of them", 1, 64, key="gpus", bind="query-params", width=110))
+        kv = st.segmented_control(
+            "KV cache", list(KV), default="BF16", required=True, key="kv", bind="query-params",
+            help="One scale a tensor. A recipe that names kv= keeps its own.",
+        )  # fmt: skip
+    recipes = _recipes()
+    traffic, reach = _traffic()
+    plans = {
+        name: Plan(model, _with_kv(recipe, str(kv)), accelerator, devices, reach) for name, recipe in recipes.items()
+    }
+    base = Plan(model, _with_kv(Recipe(), "BF16"), accelerator, devices, reach)
+    st.header("By recipe, predicted", anchor=False)
+    st.markdown("\n".join(_by_recipe({"BF16": base, **plans}, traffic)))
+    _figure({"BF16": base, **plans}, traffic)
+    lead = next(iter(plans))
+    if traffic.measured:
+        batch = min(traffic.batch, plans[lead].largest_batch(traffic.context))
+        own(lead, plans[lead], batch, traffic.average, traffic.measured, traffic.price)
+    here(frame, model, accelerator, traffic.price)
+    st.header(f"{plain(lead)} on other accelerators, predicted", anchor=False)
+    st.markdown("\n".join(_by_accelerator(plans[lead], traffic)))
+    _method(model, accelerator, reach)
+    return _answer(lead, plans[lead], base, traffic)
+
+
+def _model() -> Architecture:
+    names = [*KNOWN, PASTED]
+    name = str(st.selectbox("Model", names, key="model", bind="query-params", width=230))
+    if name != PASTED:
+        return KNOWN[name]
+    text = st.text_area(
+        "config.json", EXAMPLE, key="config", bind="query-params", height=68, width=420,
+        help="Paste a model’s whole file over this one. " + f"Model types: {', '.join(FAMILIES)}.",
+    )  # fmt: skip
+    return read_config(text or "", "Your model")
+
+
+def _recipes() -> dict[str, Recipe]:
+    """The chosen recipes by name; anything typed is read as a recipe's text."""
+    chosen = st.multiselect(
+        "Recipes, the first is the answer’s", OFFERED, list(START), key="recipes", bind="query-params",
+        max_selections=6, accept_new_options=True, help="A preset, or a recipe’s text as w=e4m3fn/row a=e4m3fn/row.",
+    )  # fmt: skip
+    names = [str(name) for name in chosen] or list(START[:1])
+    return {name: recipe_from(name) for name in names}
+
+
+def _traffic() -> tuple[Traffic, float]:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        prompt = _whole("Prompt (tokens)", 2048, "prompt", 1 << 22)
+        output = _whole("Output (tokens)", 256, "output", 1 << 20)
+        batch = _whole("Requests at once", 32, "batch", 1 << 16)
+        price = st.number_input(
+            "Price ($ per device and hour)", 0.0, 1000.0, 2.5, 0.1, key="price", bind="query-params", width=225
+        )
+        reach = st.number_input(
+            "Reached (% of the bound)", 1, 100, round(100 * REACH), 5, key="reach", bind="query-params", width=190,
+            help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 is the bound.",
+        )  # fmt: skip
+        measured = st.number_input(
+            "Measured (output tokens/s)", 0.0, 1e9, 0.0, 100.0, key="measured", bind="query-params", width=225,
+            help="By your own server, of the first recipe on all devices together; 0: none.",
+        )  # fmt: skip
+    return Traffic(prompt, output, batch, float(price), float(measured)), reach / 100
+
+
+def _whole(label: str, value: int, key: str, most: int) -> int:
+    return int(st.number_input(label, 1, most, value, key=key, bind="query-params", width=150))
+
+
+def _with_kv(recipe: Recipe, kv: str) -> Recipe:
+    """The recipe with the page's cache, unless it names its own."""
+    found = KV[kv]
+    if recipe.kv or found is None:
+        return recipe
+    return Recipe(recipe.weights, recipe.activations, recipe.also, recipe.skip, found, recipe.attention)
+
+
+def _answer(name: str, plan: Plan, base: Plan, traffic: Traffic) -> tuple[str, str]:
+    """How many tokens a second, against BF16, and what limits it."""
+    where = ("one " if plan.devices == 1 else f"{plan.devices} × ") + plan.accelerator.name
+    room = plan.largest_batch(traffic.context)
+    cache = f" with its cache in {plan.recipe.kv.format.name.upper()}" if plan.recipe.kv else ""
+    who = f"{plain(plan.model.name)} in {plain(name)}{cache} on {plain(where)}"
+    if not room:
+        lack = (plan.weight_bytes - USABLE * plan.accelerator.memory_gb * 1e9 * plan.devices) / 1e9
+        need = f"{three(lack)} GB short" if lack > 0 else "no room for one request"
+        return f"{who} does not fit: {need}", _fits_on(plan, traffic)
+    batch = min(traffic.batch, room)
+    speed = batch / plan.decode_s(batch, traffic.average)
+    beside = ""
+    if base.largest_batch(traffic.context) >= batch:
+        times = base.decode_s(batch, traffic.average) / plan.decode_s(batch, traffic.average)
+        beside = f", {times:.2f}× BF16"
+    title = f"{who}: {three(speed)} tokens/s at batch {batch}{beside} (predicted)"
+    return title, " ".join(_reasons(plan, traffic, room, batch))
+
+
+def _reasons(plan: Plan, traffic: Traffic, room: int, batch: int) -> list[str]:
+    """Room, what binds, the wait for a prompt, the price."""
+    said = [f"{room:,} requests of {traffic.context:,} tokens fit."]
+    if batch < traffic.batch:
+        said.append(f"{traffic.batch:,} at once do not, so the batch is {batch:,}.")
+    weights, cache = (three(size / 1e9) for size in (plan.weight_bytes, plan.kv_bytes * batch * traffic.context))
+    said.append(f"Weights take {weights} GB, {batch:,} caches {cache} GB.")
+    turn = plan.turning_point()
+    said.append(f"GEMMs are memory bound below {turn:,} tokens at once." if turn else "GEMMs stay memory bound.")
+    said.append(f"A prompt of {traffic.prompt:,} tokens takes {_waited(plan.prefill_s(traffic.prompt))}.")
+    if traffic.price:
+        speed = batch / plan.decode_s(batch, traffic.average)
+        said.append(
+            f"A million output tokens cost ${dollars(per_million(traffic.price, plan.devices, speed))} (predicted)."
+        )
+    if plan.product.kind == BF16 and plan.recipe.casts_linears:
+        said.append(f"Multiplied {plain(plan.product.reason)}.")
+    return said
+
+
+def _waited(seconds: float) -> str:
+    return lasted(seconds) if seconds >= 1 else f"{three(1e3 * seconds)} ms"
+
+
+def _fits_on(plan: Plan, traffic: Traffic) -> str:
+    """The fewest devices of this kind that hold the model and one request."""
+    for devices in (2, 4, 8, 16, 32, 64):
+        if devices > plan.devices and _on(plan, plan.accelerator, devices).largest_batch(traffic.context):
+            return f"{devices} × {plain(plan.accelerator.name)} hold it with a request of {traffic.context:,} tokens."
+    return "Choose a smaller format, a shorter context or more devices."
+
+
+def _by_recipe(plans: Mapping[str, Plan], traffic: Traffic) -> list[str]:
+    """A row a recipe."""
+    columns: dict[str, Callable[[Plan, int], str]] = {
+        "Weights (GB)": lambda p, b: three(p.weight_bytes / 1e9),
+        "KV a token (KB)": lambda p, b: three(p.kv_bytes / 1e3),
+        "Requests that fit": lambda p, b: f"{p.largest_batch(traffic.context):,}" if b else "none",
+        "Batch": lambda p, b: f"{b:,}" if b else DASH,
+        "Output tokens/s": lambda p, b: three(b / p.decode_s(b, traffic.average)) if b else DASH,
+        "ms a token": lambda p, b: three(1e3 * p.decode_s(b, traffic.average)) if b else DASH,
+        "Tokens/s when full": lambda p, b: three(_full_speed(p, traffic)) if b else DASH,
+        "Prompt (ms)": lambda p, b: three(1e3 * p.prefill_s(traffic.prompt)) if b else DASH,
+        "$ / M output": lambda p, b: _cost(p, traffic, b),
+        "$ / M prompt": lambda p, b: _prompt_cost(p, traffic, b),
+        "Memory bound below (tokens)": lambda p, b: f"{p.turning_point():,}" if p.turning_point() else "always",
+    }
+    lines = ["| Recipe | " + " | ".join(columns) + " | Multiplied |", "|:--|" + "--:|" * len(columns) + ":--|"]
+    for name, plan in plans.items():
+        batch = min(traffic.batch, plan.largest_batch(traffic.context))
+        cells = " | ".join(write(plan, batch) for write in columns.values())
+        lines.append(f"| **{plain(name)}** | {cells} | {plain(plan.product.reason)} |")
+    return lines
+
+
+def _full_speed(plan: Plan, traffic: Traffic) -> float:
+    room = plan.largest_batch(traffic.context)
+    return room / plan.decode_s(room, traffic.average)
+
+
+def _cost(plan: Plan, traffic: Traffic, batch: int) -> str:
+    if not batch or not traffic.price:
+        return DASH
+    return dollars(per_million(traffic.price, plan.devices, batch / plan.decode_s(batch, traffic.average)))
+
+
+def _prompt_cost(plan: Plan, traffic: Traffic, batch: int) -> str:
+    if not batch or not traffic.price:
+        return DASH
+    speed = batch * traffic.prompt / plan.prefill_s(traffic.prompt, batch)
+    return dollars(per_million(traffic.price, plan.devices, speed))
+
+
+def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        choice = st.segmented_control(
+            "Figure", [SPEEDS, REQUESTS, ROOFLINE], default=SPEEDS, required=True, key="figure", bind="query-params",
+            label_visibility="collapsed",
+        )  # fmt: skip
+    looks = {name: charts.look(plan.recipe.text, "emulated") for name, plan in plans.items()}
+    drawing: dict[str, Callable[[], None]] = {
+        SPEEDS: lambda: _draw_speeds(plans, looks, traffic),
+        REQUESTS: lambda: _draw_requests(plans, looks, traffic),
+        ROOFLINE: lambda: _draw_roofline(plans, looks, traffic),
+    }
+    drawing[str(choice)]()
+
+
+def _draw_speeds(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], traffic: Traffic) -> None:
+    curves = {
+        name: list(curve(plan, round(traffic.average), min(room, MOST_DRAWN)))
+        for name, plan in plans.items()
+        if (room := plan.largest_batch(traffic.context))
+    }
+    if not curves:
+        st.info("No recipe fits: there is nothing to draw.")
+        return
+    figure = charts_planner.throughput(curves, looks, traffic.batch)
+    draw(figure, key="planner_speeds", alt="Predicted output tokens a second against batch")
+
+
+def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], traffic: Traffic) -> None:
+    most = max(traffic.context, next(iter(plans.values())).model.context, 2048)
+    sizes = [1 << power for power in range(9, math.ceil(math.log2(most)) + 1)]
+    curves = {
+        name: [(size, float(room)) for size in sizes if (room := plan.largest_batch(size))]
+        for name, plan in plans.items()
+    }
+    figure = charts_planner.requests(curves, looks, traffic.context)
+    draw(figure, key="planner_requests", alt="Requests that fit against tokens a request")
+
+
+def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], traffic: Traffic) -> None:
+    phase = st.segmented_control(
+        "Tokens at once", ["Decoding", "Reading a prompt"], default="Decoding", required=True, key="phase",
+        bind="query-params",
+    )  # fmt: skip
+    tokens = traffic.batch if phase == "Decoding" else traffic.prompt
+    drawn = dict(list(plans.items())[:2])  # BF16 and the answer's recipe: more roofs hide each other
+    points = {name: plan.gemms(tokens) for name, plan in drawn.items()}
+    tflops = {name: plan.product.tflops * plan.devices for name, plan in drawn.items()}
+    plan = next(iter(plans.values()))
+    figure = charts_planner.roofline(tflops, points, looks, plan.accelerator.bandwidth_tbps * plan.devices)
+    draw(figure, key="planner_roofline", alt="Roofline of the accelerator with the model's products on it")
+    st.caption(
+        f"The products of {tokens:,} tokens, one point a kind of Linear, over all devices; left of the ridge memory "
+        "binds, right of it the tensor cores do. The head stays in BF16 unless a recipe says also=lm_head."
+    )
+
+
+def _by_accelerator(plan: Plan, traffic: Traffic) -> list[str]:
+    """A row an accelerator, as many devices as chosen, the best first."""
+    lines = [
+        "| Accelerator | Memory (GB) | TB/s | BF16 TFLOPS | FP8 TFLOPS | Requests that fit | Batch | Output tokens/s | "
+        "ms a token | Prompt (ms) | Multiplied |",
+        "|:--|" + "--:|" * 9 + ":--|",
+    ]
+    found = [_on(plan, accelerator, plan.devices) for accelerator in ACCELERATORS.values()]
+    for other in sorted(found, key=lambda p: -_speed(p, traffic)):
+        a, room = other.accelerator, other.largest_batch(traffic.context)
+        batch = min(room, traffic.batch)
+        step = other.decode_s(batch, traffic.average) if batch else None
+        name = f"**{plain(a.name)}**" if a == plan.accelerator else plain(a.name)
+        speeds = (
+            f"{three(batch / step)} | {three(1e3 * step)} | {three(1e3 * other.prefill_s(traffic.prompt))}"
+            if step else " | ".join([DASH] * 3)
+        )  # fmt: skip
+        peaks = f"{three(a.bf16)} | {three(a.fp8)}"
+        fits = f"{room:,}" if room else "none"
+        lines.append(
+            f"| {name} | {three(a.memory_gb)} | {three(a.bandwidth_tbps)} | {peaks} | {fits} | "
+            f"{batch or DASH} | {speeds} | {plain(other.product.reason)} |"
+        )
+    return lines
+
+
+def _speed(plan: Plan, traffic: Traffic) -> float:
+    batch = min(traffic.batch, plan.largest_batch(traffic.context))
+    return batch / plan.decode_s(batch, traffic.average) if batch else 0.0
+
+
+def _on(plan: Plan, accelerator: Accelerator, devices: int) -> Plan:
+    return Plan(plan.model, plan.recipe, accelerator, devices, plan.reach)
+
+
+def _method(model: Architecture, accelerator: Accelerator, reach: float) -> None:
+    source = SOURCE.format(CONFIGS[model.name][1]) if model.name in CONFIGS else "the config.json above"
+    note = f" ({plain(accelerator.note)})" if accelerator.note else ""
+    st.caption(
+        f"{plain(model.name)}: {three(model.parameters / 1e9)} billion parameters, "
+        f"{three(model.active_parameters / 1e9)} billion used by a token, {model.attention} attention; "
+        f"{plain(source)}. {plain(accelerator.name)}: {plain(accelerator.source)}{note}."
+    )
+    st.caption(
+        "How: each step takes the sum, over its products and attention, of the longer of FLOPs over the dense peak and "
+        f"bytes over the bandwidth, divided by the share of that bound that is reached ({100 * reach:.0f} % here). "
+        f"Devices share all work evenly, {100 * USABLE:.0f} % of memory is used, experts are chosen evenly. Casts of "
+        "activations, communication, norms and scheduling are not counted. Published runs of Llama-3.1-8B reach 37 to "
+        "73 % of the bound on one H100 or H200, down to 20 % on a B200; FP8 reaches less of its bound than BF16 does "
+        "of its own, so a ratio to BF16 is an upper one."
+    )

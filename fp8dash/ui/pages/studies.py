@@ -1,0 +1,267 @@
+"""Questions that are queued in one click, the studies there are, and what each answered. `?study=` opens one."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+import streamlit as st
+
+from db.rows import FINISHED, STATES, Study, Worker, at_work
+from fp8dash.choose.catalog import DEMO, MODELS
+from fp8dash.choose.formats import FORMATS
+from fp8dash.choose.request import Request, usual_request
+from fp8dash.choose.scaling import RULES, TILES
+from fp8dash.choose.studies import QUESTIONS, Grid, Question, question_of
+from fp8dash.errors import Fp8dashError, InvalidChoice
+from fp8dash.report import study as study_report
+from fp8dash.report import study_evidence, study_files
+from fp8dash.report.pace import Pace, pace_of
+from fp8dash.report.study import WriteUp
+from fp8dash.report.study_evidence import Evidence, Plan
+from fp8dash.ui.charts import charts
+from fp8dash.ui.frame import Frame, draw, guarded, query_ids, say_error, worker_line, zone
+from fp8dash.ui.words import lasted, listed, many, moment, plain
+
+LIVE = 3.0  # seconds between two looks at a study that is not finished
+ACROSS = 3  # cards in a row
+PAGE = 20  # studies
+MOST_COMPARED = 6
+LINKED = "question"  # and `runs`: an answer that needed no study of its own
+
+
+def page(frame: Frame) -> None:
+    """One study's answer, or the questions and all studies."""
+    if study_id := st.query_params.get("study", ""):
+        _answer(frame, lambda: study_evidence.of_study(frame.store, study_id))
+    elif runs := query_ids("runs"):
+        asked = _asked(st.query_params.get(LINKED, ""))
+        _answer(frame, lambda: study_evidence.of_runs(frame.store, asked, runs, reused=runs))
+    else:
+        _index(frame)
+
+
+def _asked(name: str) -> Question:
+    """The question of a link; raises InvalidChoice."""
+    found = QUESTIONS.get(name) or question_of(name)
+    if found is None:
+        raise InvalidChoice(f"“{name}” is not a question: choose one of {', '.join(QUESTIONS)}.")
+    return found
+
+
+def _index(frame: Frame) -> None:
+    head = st.empty()
+    workers = frame.store.workers()
+    base, owner = _whose(workers)
+    here = [device.name for device in at_work(workers)]
+    pace = pace_of(frame.store, base.model, base.backend, here)
+    usual = pace.seconds(base)
+    timed = f"A usual run of this model takes about {lasted(usual)} here. " if usual else ""
+    st.caption(f"{timed}What was measured before by the identical request is shown, not measured again.")
+    questions = list(QUESTIONS.values())
+    for start in range(0, len(questions), ACROSS):
+        for column, question in zip(st.columns(ACROSS), questions[start : start + ACROSS], strict=False):
+            with column, st.container(border=True, height="stretch", key=f"studies_card_{question.name}"):
+                _card(frame, question, base, owner, pace)
+    _grid(frame, base, owner, pace)
+    worker_line(workers, waiting=frame.store.counts()["queued"])
+    found = _list(frame)
+    with head.container():
+        st.title(f"{many(len(questions), 'question')} to ask of a model, one click each; {found}", anchor=False)
+
+
+def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
+    """Model and backend of the runs to queue, and who asks."""
+    usual = usual_request(at_work(workers))
+    backends = ["auto", "emulated"]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        model = st.selectbox(
+            "Model", list(MODELS), format_func=lambda name: MODELS[name].title if name in MODELS else name,
+            accept_new_options=True, key="ask_model", bind="query-params", width=320,
+            help="From the catalogue, or type a folder on the worker or a Hub id.",
+        )  # fmt: skip
+        backend = st.selectbox(
+            "Backend", backends, backends.index(usual.backend), key="ask_backend", bind="query-params", width=160,
+            help="auto: native where a kernel is legal. Emulated is preset where all workers alive are CPUs.",
+        )  # fmt: skip
+        owner = st.text_input(
+            "Owner", key="owner", bind="query-params", max_chars=60, placeholder="your name", width=220,
+            help="Kept in this page’s address.",
+        )  # fmt: skip
+    return dataclasses.replace(usual, model=(model or DEMO).strip(), backend=backend), owner or ""
+
+
+def _card(frame: Frame, question: Question, base: Request, owner: str, pace: Pace) -> None:
+    st.markdown(f"**{plain(question.question)}**")
+    st.markdown(f":small[{plain(question.why)}]")
+    _queue(frame, question, base, owner, pace)
+
+
+def _queue(frame: Frame, question: Question, base: Request, owner: str, pace: Pace) -> None:
+    """What a click does, and the click."""
+    try:
+        plan = study_evidence.plan(frame.store, question.requests(base))
+    except Fp8dashError as error:
+        say_error(error)
+        return
+    st.caption(_costs(question, plan, pace))
+    label = f"Queue {many(len(plan.missing), 'run')}" if plan.missing else "Read the answer"
+    if st.button(label, key=f"studies_ask_{question.name}", type="primary" if plan.missing else "secondary"):
+        _ask(frame, question, plan, owner)
+
+
+def _costs(question: Question, plan: Plan, pace: Pace) -> str:
+    count = len(plan.missing) + len(plan.known)
+    have = sum(run.state == FINISHED for run in plan.known)
+    known = [f"{have} measured already"] if have else []
+    known += [f"{len(plan.known) - have} queued already"] if len(plan.known) > have else []
+    said = f"{many(count, 'run')}{', ' if known else ''}{listed(known)}."
+    if not plan.missing:
+        return said
+    if seconds := pace.together(plan.missing):
+        return f"{said} About {lasted(seconds)} of one worker’s time."
+    return f"{said} {plain(question.cost)}"
+
+
+def _ask(frame: Frame, question: Question, plan: Plan, owner: str) -> None:
+    """Queue what is missing as one study; open its answer."""
+    if not plan.missing:
+        name = question.name if question.name in QUESTIONS else question.question
+        frame.go("studies", **{LINKED: name, "runs": ",".join(run.id for run in plan.known)})
+        return
+    try:
+        ids = frame.queue.submit(plan.missing, owner=owner, study=question.question)
+        study = frame.store.run(ids[0]).study_id
+    except Fp8dashError as error:
+        say_error(error)
+        return
+    frame.go("studies", study=study or "")
+
+
+def _grid(frame: Frame, base: Request, owner: str, pace: Pace) -> None:
+    """Formats by tiles by rules, as many runs as there are combinations that say something."""
+    with st.expander("A grid of your own"):
+        st.markdown("Weights and activations alike; a 128×128 block of weights goes with 1×128 groups of activations.")
+        with st.container(horizontal=True):
+            formats, tiles, rules = (
+                tuple(
+                    st.multiselect(
+                        label, list(options), default=default, key=f"grid_{key}", bind="query-params", width=320
+                    )
+                )  # fmt: skip
+                for label, key, options, default in (
+                    ("Formats", "formats", FORMATS, ["e4m3fn"]),
+                    ("Tiles", "tiles", TILES, ["tensor", "row"]),
+                    ("Scale rules", "rules", RULES, ["float32"]),
+                )
+            )
+        grid = Grid(formats, tiles, rules)
+        for sentence in grid.cells().left_out:
+            st.caption(f"Left out: {plain(sentence)}")
+        try:
+            question = grid.question
+        except InvalidChoice as error:
+            st.info(plain(str(error)))
+            return
+        _queue(frame, question, base, owner, pace)
+
+
+def _list(frame: Frame) -> str:
+    """The studies, newest first; how many there are."""
+    count = frame.store.study_count()
+    st.header("Studies", anchor=False)
+    if not count:
+        st.info("No study yet. Ask one of the questions above, or queue several recipes on the page “New run”.")
+        return "no study yet"
+    pages = -(-count // PAGE)
+    listed_here = st.container()
+    number = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    with listed_here:
+        for study in frame.store.studies(limit=PAGE, offset=(number - 1) * PAGE):
+            _line(frame, study)
+    return f"{count} {'study' if count == 1 else 'studies'} so far"
+
+
+def _line(frame: Frame, study: Study) -> None:
+    """One study: name, owner, how far it is, and the way to its answer."""
+    done = study.states.get(FINISHED, 0)
+    states = [f"{study.states[state]} {state}" for state in STATES if study.states.get(state)]
+    with st.container(border=True, key=f"studies_line_{study.id}"):
+        what, how, door = st.columns([3, 3, 1], vertical_alignment="center")
+        with what:
+            st.markdown(f"**{plain(study.name)}**  \n:small[{plain(study.owner)}, {moment(study.created_at, zone())}]")
+        with how:
+            st.progress(done / study.count if study.count else 0.0, text=listed(states) or "no run")
+        with door:
+            if st.button("Read", key=f"studies_read_{study.id}"):
+                frame.go("studies", study=study.id)
+
+
+def _answer(frame: Frame, read: Callable[[], Evidence]) -> None:
+    """The write-up; drawn again and again until all runs have ended."""
+    found = read()
+    if not found.active:
+        _write_up(frame, found)
+        return
+    worker_line(frame.store.workers(), waiting=found.active)
+    live = st.fragment(guarded(_live), run_every=LIVE)
+    live(frame, read)
+
+
+def _live(frame: Frame, read: Callable[[], Evidence]) -> None:
+    found = read()
+    if not found.active:
+        st.rerun()
+    _write_up(frame, found)
+
+
+def _write_up(frame: Frame, found: Evidence) -> None:
+    """Answer, figure, table, why, and what cannot be said."""
+    said = study_report.written(found)
+    st.title(plain(said.headline), anchor=False)
+    st.markdown(f"**{plain(said.title)}** {plain(said.why)}")
+    _progress(found)
+    if any(bar.value > 0 for bar in said.bars):
+        alt = f"{said.axis}: " + ", ".join(f"{bar.label} {bar.value:.3g}" for bar in said.bars)
+        draw(charts.study_points(said.bars, said.axis), key="studies_points", alt=alt)
+        st.caption("Colour is the tile, symbol the format; hollow where emulated. Lines are 95 % intervals.")
+    _table(said)
+    for title, sentences in (("Why", said.reasons), ("What cannot be said", said.limits)):
+        if sentences:
+            st.header(title, anchor=False)
+            st.markdown("\n".join(f"- {plain(sentence)}" for sentence in sentences))
+    st.caption(plain(said.method))
+    _take_along(frame, said)
+
+
+def _progress(found: Evidence) -> None:
+    if found.reused:
+        count = sum(row.run in found.reused for row in found.rows)
+        st.caption(f"{many(count, 'run')} of other studies: an identical request is not measured again.")
+    if found.active:
+        st.progress(found.finished / len(found.rows), text=f"{found.finished} of {len(found.rows)} runs finished")
+
+
+def _table(said: WriteUp) -> None:
+    if not said.table.rows:
+        return
+    table = pd.DataFrame(list(said.table.rows), columns=list(said.table.titles))
+    right = {title: st.column_config.TextColumn(alignment="right") for title in said.table.titles[1:]}
+    config = {said.table.titles[0]: st.column_config.TextColumn(width=240), **right}
+    st.dataframe(table, hide_index=True, key="studies_table", height="content", column_config=config)
+
+
+def _take_along(frame: Frame, said: WriteUp) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        for label, end, kind, write in (
+            ("Markdown", "md", "text/markdown", study_files.to_markdown),
+            ("HTML", "html", "text/html", study_files.to_html),
+            ("CSV", "csv", "text/csv", study_files.to_csv),
+        ):
+            st.download_button(
+                label, partial(write, said), f"fp8dash-study.{end}", kind, key=f"studies_{end}", on_click="ignore"
+            )
+        frame.link("studies", "All questions and studies")
+        done = [row.run for row in said.runs if row.state == FINISHED][:MOST_COMPARED]
+        if len(done) > 1:
+            frame.link("compare", f"Compare {many(len(done), 'run')} side by side", runs=",".join(done))

@@ -1,0 +1,82 @@
+"""Questions and grids: every one can be queued as it stands, and a study's name reads back."""
+
+import pytest
+
+from fp8dash.choose.catalog import estimate, shape_of
+from fp8dash.choose.metrics import METRICS
+from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.request import Request
+from fp8dash.choose.studies import MOST_RUNS, QUESTIONS, Grid, grid_of, question_of
+from fp8dash.errors import InvalidChoice
+from fp8dash.stats import FEWEST_WINDOWS
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_questions_requests_are_accepted_start_with_the_baseline_and_differ(question):
+    requests = question.requests(Request(backend="emulated", seed=3))
+    assert requests[0].recipe == "bf16"
+    assert len(set(requests)) == len(requests) == len(question.recipes) > 2
+    for request in requests:
+        assert request == request.checked() and (request.backend, request.seed) == ("emulated", 3)
+        assert parse_recipe(request.recipe).text == request.recipe
+        assert request.windows >= FEWEST_WINDOWS  # else no difference has an interval
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_asks_for_the_numbers_that_answer_it(question):
+    needs = {"kld": "perplexity", "sensitivity": "sensitivity"}[question.metric]
+    assert all(needs in request.measures for request in question.requests(Request()))
+    assert set(question.beside) <= set(METRICS)
+    measured = question.requests(Request())[-1].measures
+    for metric, measure in (("needle", "needle"), ("gemm_speedup", "gemm")):
+        assert metric not in question.beside or question.metric == "sensitivity" or measure in measured
+
+
+def test_every_cache_is_read_by_the_same_paths_the_baselines_too():
+    requests = QUESTIONS["kv-cache"].requests(Request())
+    assert len({request.measures for request in requests}) == 1 and "kv" in requests[0].measures
+    assert all(parse_recipe(request.recipe).kv for request in requests[1:])
+
+
+def test_simulated_accumulators_read_few_short_windows():
+    requests = QUESTIONS["accumulator"].requests(Request())
+    assert all(r.windows * r.window_length <= 256 and r.measures == ("perplexity",) for r in requests)
+    assert all(parse_recipe(request.recipe).accumulator for request in requests[1:])
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_questions_words_name_it_alone(question):
+    assert question_of(question.question) is question
+    assert sum(other.question == question.question for other in QUESTIONS.values()) == 1
+
+
+def test_a_grid_is_every_combination_and_its_text_reads_back():
+    grid = Grid(("e4m3fn", "int8"), ("tensor", "row", "128x128"), ("float32", "pow2"))
+    cells = grid.cells()
+    assert len(cells.recipes) == 12 and not cells.left_out
+    assert grid_of(grid.text) == grid and question_of(grid.text).recipes == ("BF16", *(r.text for r in cells.recipes))
+    for recipe in cells.recipes:
+        assert parse_recipe(recipe.text) == recipe and estimate(recipe, shape_of("demo")).coverage > 0.7
+        assert recipe.activations.tile.name != "128x128"  # tokens are not blocked
+
+
+def test_what_says_nothing_of_its_own_is_left_out_with_a_sentence():
+    cells = Grid(("e2m1",), ("tensor", "1x16"), ("unit", "nvfp4")).cells()
+    assert [recipe.text for recipe in cells.recipes] == [
+        "w=e2m1/tensor/unit a=e2m1/tensor/unit", "w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4",
+    ]  # fmt: skip
+    assert [sentence.partition(":")[0] for sentence in cells.left_out] == ["e2m1/tensor/nvfp4", "e2m1/1x16/unit"]
+
+
+def test_an_empty_grid_or_one_too_large_is_refused():
+    with pytest.raises(InvalidChoice, match="at least one format"):
+        _ = Grid((), ("row",), ("float32",)).question
+    tiles = ("tensor", "row", "column", "1x128", "128x128", "1x32", "1x16")
+    grid = Grid(("e4m3fn", "e5m2", "int8"), tiles, ("float32", "pow2", "floor"))
+    with pytest.raises(InvalidChoice, match=f"63 recipes: {MOST_RUNS} at most"):
+        _ = grid.question
+
+
+@pytest.mark.parametrize("text", ["", "Grid: ", "Grid: bogus × row × float32", "Grid: e4m3fn × row", "<script>"])
+def test_a_study_of_somebodys_own_asks_no_question(text):
+    assert question_of(text) is None

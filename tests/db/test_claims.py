@@ -1,0 +1,230 @@
+"""What the fences hold off, on a real database."""
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from db.claims import DEAD, DEAD_AFTER, LEFT, MAX_ATTEMPTS, Claim, Claims
+from db.opened import may_pass
+from db.rows import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING
+from db.store import Store
+from db.tables import WorkerTable
+from fp8dash.choose.records import LOWER, NEITHER, Layer, Measurement, Progress, StageResult
+from fp8dash.choose.request import Request
+from fp8dash.errors import QueueError, StoreError
+
+ROWS = (
+    Measurement("ppl", math.nan, "", LOWER, "1", "emulated"),
+    Measurement("coverage", 0.79, "share", NEITHER, "1", "emulated"),
+    Layer("q_proj", 64, 64, "e4m3fn/tensor", "emulated", "", 8.0),
+)
+RESULT = StageResult("quantize", 1.5, ROWS, {"model_hash": "abc", "device": "CPU", "peak_rss_bytes": 7})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(f"sqlite:///{tmp_path / 'fp8dash.sqlite'}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def claims(store: Store) -> Claims:
+    claims = Claims(store)
+    for slot, worker in enumerate(("one", "two")):
+        claims.register(worker, host="here", slot=slot, pid=1)
+    return claims
+
+
+@pytest.fixture
+def run(store: Store) -> str:
+    return store.add_run(Request(), owner="me")[0]
+
+
+def claimed(claims: Claims, run: str, worker: str = "one") -> Claim:
+    claim = claims.claim(run, worker)
+    assert claim is not None
+    return claim
+
+
+def silence(store: Store, worker: str) -> None:
+    with store.session() as session:
+        session.get_one(WorkerTable, worker).heartbeat_at -= DEAD_AFTER + timedelta(seconds=5)
+
+
+def test_a_run_is_claimed_by_one_worker(store: Store, claims: Claims, run: str) -> None:
+    claim = claimed(claims, run)
+    assert (claim.attempt, claim.done, Request.from_json(claim.request)) == (1, frozenset(), Request())
+    assert claims.claim(run, "two") is None
+    found = store.run(run)
+    assert (found.state, found.worker_id, found.attempt) == (RUNNING, "one", 1)
+    assert found.started_at is not None and found.started_at >= found.created_at
+
+
+def test_a_stage_is_recorded_once_with_its_rows_and_facts(store: Store, claims: Claims, run: str) -> None:
+    claim = claimed(claims, run)
+    assert claims.record_stage(claim, RESULT)
+    assert claims.record_stage(claim, RESULT)
+    first, second = store.measurements([run])[run]
+    assert math.isnan(first.value or 0.0) and second.value == 0.79
+    assert [layer.name for layer in store.layers([run])[run]] == ["q_proj"]
+    assert [stage.stage for stage in store.stages([run])[run]] == ["quantize"]
+    found = store.run(run)
+    assert (found.model_hash, found.device, found.facts) == ("abc", "CPU", {"peak_rss_bytes": 7})
+
+
+def test_facts_of_a_later_stage_join_those_of_an_earlier_one(store: Store, claims: Claims, run: str) -> None:
+    claim = claimed(claims, run)
+    claims.record_stage(claim, RESULT)
+    claims.record_stage(claim, StageResult("gemm", 1.0, (), {"backend": "native", "threads": 2}))
+    found = store.run(run)
+    assert (found.facts, found.backend, found.device) == ({"peak_rss_bytes": 7, "threads": 2}, "native", "CPU")
+
+
+def test_progress_is_shown_and_gone_at_the_end(store: Store, claims: Claims, run: str) -> None:
+    claim = claimed(claims, run)
+    assert claims.progress(claim, Progress("gemm", 1, 4, "M=16"))
+    found = store.run(run)
+    assert (found.stage, found.stage_share, found.message) == ("gemm", 0.25, "M=16")
+    assert claims.finish(claim, FINISHED)
+    found = store.run(run)
+    assert (found.state, found.stage_share, found.message) == (FINISHED, 1.0, "")
+    assert found.finished_at is not None
+
+
+def test_a_finished_run_lets_an_identical_request_in(store: Store, claims: Claims, run: str) -> None:
+    assert store.add_run(Request(), owner="you") == (run, False)
+    claims.finish(claimed(claims, run), FINISHED)
+    assert store.add_run(Request(), owner="you")[1]
+
+
+@pytest.mark.parametrize("how", ["given back", "cancelled", "taken again", "left and taken"])
+def test_a_stale_owner_can_write_nothing(store: Store, claims: Claims, run: str, how: str) -> None:
+    stale = claimed(claims, run)
+    if how == "cancelled":
+        assert claims.cancel(run)
+    elif how == "left and taken":
+        claims.leave("one")
+        assert claimed(claims, run, "two").attempt == stale.attempt
+    else:
+        silence(store, "one")
+        assert claims.sweep() == [run]
+    if how == "taken again":
+        assert claimed(claims, run, "two").attempt == 2
+    before = store.run(run)
+    assert not claims.owns(stale)
+    assert not claims.progress(stale, Progress("gemm", 1, 2))
+    assert not claims.record_stage(stale, RESULT)
+    assert not claims.finish(stale, FAILED, "late")
+    assert store.run(run) == before
+    assert store.measurements([run])[run] == []
+
+
+def test_the_same_worker_at_a_later_attempt_is_another_owner(claims: Claims, run: str) -> None:
+    first = claimed(claims, run)
+    second = claimed(claims, run)
+    assert (second.attempt, claims.owns(first), claims.owns(second)) == (2, False, True)
+
+
+def test_a_worker_that_was_marked_dead_learns_it_and_can_claim_nothing(store: Store, claims: Claims, run: str) -> None:
+    assert claims.heartbeat("one")
+    silence(store, "one")
+    claims.sweep()
+    assert not claims.heartbeat("one")
+    assert claims.claim(run, "one") is None
+    assert claims.alive() == {"two"}
+
+
+def test_a_heartbeat_is_on_the_database_clock(store: Store, claims: Claims) -> None:
+    silence(store, "one")
+    claims.heartbeat("one")
+    assert claims.sweep() == []
+    assert claims.alive() == {"one", "two"}
+
+
+def test_a_new_worker_of_a_slot_declares_the_old_one_dead_and_learns_of_its_child(
+    store: Store, claims: Claims, run: str
+) -> None:
+    claims.record_stage(claimed(claims, run), RESULT)
+    claims.set_child("one", 4711)
+    (left,) = claims.register("three", host="here", slot=0, pid=2)
+    assert (left.worker_id, left.child_group) == ("one", 4711)
+    assert {worker.id: worker.state for worker in store.workers()}["one"] == DEAD
+    assert claims.sweep() == [run]
+    assert claims.sweep() == []
+    claim = claimed(claims, run, "three")
+    assert (claim.attempt, claim.done) == (2, {"quantize"})
+    assert claims.register("four", host="here", slot=0, pid=3) == []
+
+
+def test_a_run_of_a_dead_worker_can_be_claimed_before_any_sweep(claims: Claims, run: str) -> None:
+    claimed(claims, run)
+    claims.register("three", host="here", slot=0, pid=2)
+    assert claimed(claims, run, "two").attempt == 2
+
+
+def test_a_worker_that_leaves_gives_its_run_back_without_an_attempt(store: Store, claims: Claims, run: str) -> None:
+    claimed(claims, run)
+    claims.leave("one")
+    found = store.run(run)
+    assert (found.state, found.attempt, found.worker_id) == (QUEUED, 0, None)
+    assert {worker.id: worker.state for worker in store.workers()}["one"] == LEFT
+
+
+def test_a_run_that_kills_its_workers_fails_with_a_reason(store: Store, claims: Claims, run: str) -> None:
+    for _ in range(MAX_ATTEMPTS):
+        claimed(claims, run)
+    assert claims.claim(run, "one") is None
+    found = store.run(run)
+    assert found.state == FAILED
+    assert found.error is not None and "started 3 times" in found.error
+
+
+def test_a_retry_starts_counting_again_and_keeps_the_finished_stages(store: Store, claims: Claims, run: str) -> None:
+    claim = claimed(claims, run)
+    claims.record_stage(claim, RESULT)
+    claims.finish(claim, FAILED, "no luck")
+    claims.retry(run)
+    found = store.run(run)
+    assert (found.state, found.attempt, found.error, found.finished_at) == (QUEUED, 0, None, None)
+    claim = claimed(claims, run)
+    assert (claim.attempt, claim.done) == (1, {"quantize"})
+
+
+def test_only_what_ended_badly_can_be_retried(store: Store, claims: Claims, run: str) -> None:
+    with pytest.raises(QueueError, match="only a failed or cancelled"):
+        claims.retry(run)
+    claims.cancel(run)
+    twin, _ = store.add_run(Request(), owner="me")
+    with pytest.raises(QueueError, match="identical run"):
+        claims.retry(run)
+    claims.finish(claimed(claims, twin), FINISHED)
+    claims.retry(run)
+    with pytest.raises(QueueError, match="only a failed or cancelled"):
+        claims.retry(twin)
+
+
+def test_an_outage_is_told_from_a_refusal(store: Store, claims: Claims, run: str) -> None:
+    claim = claimed(claims, run)
+    refused = StageResult("quantize", 1.0, (Layer(object(), 64, 64, "", "kept", "", 8.0),))  # type: ignore[arg-type]
+    with pytest.raises(StoreError) as refusal:
+        claims.record_stage(claim, refused)
+    assert not may_pass(refusal.value)
+    assert store.stages([run])[run] == []
+    with sqlite3.connect(Path(store.url.removeprefix("sqlite:///")), isolation_level=None) as other:
+        other.execute("ALTER TABLE stage RENAME TO gone")
+    other.close()
+    with pytest.raises(StoreError) as outage:
+        claims.record_stage(claim, RESULT)
+    assert may_pass(outage.value)
+
+
+def test_what_has_ended_cannot_be_cancelled(store: Store, claims: Claims, run: str) -> None:
+    assert claims.cancel(run)
+    assert store.run(run).state == CANCELLED
+    assert not claims.cancel(run)
+    assert claims.claim(run, "one") is None

@@ -1,0 +1,250 @@
+"""Standings, comparisons and exports from stored rows."""
+
+import csv
+import io
+import json
+import math
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+from sqlalchemy import insert, update
+
+from db.records import ROW_TABLES, row_values
+from db.standings import COPIED, Choice, stand
+from db.tables import MeasurementTable, RunTable
+from fp8dash.choose.metrics import METRICS
+from fp8dash.choose.records import Measurement, NeedleCell, Window
+from fp8dash.choose.request import Request
+from fp8dash.choose.windows import Reading
+from fp8dash.errors import InvalidChoice
+from fp8dash.report import comparison, export
+from fp8dash.report.needles import baseline_difference, graded_difference, mean_grade
+
+MEASURED = {"ppl": 15.0, "kld": 0.03, "top1": 0.9, "ln_ppl_diff": 0.02, "needle": 1.0, "gemm_speedup": 1.5,
+            "ln_ppl_diff_low": 0.01, "ln_ppl_diff_high": 0.03, "bits_per_weight": 8.0, "coverage": 0.8}  # fmt: skip
+
+
+def finished(store, recipe, *, windows=(), cells=(), owner="me", backend="emulated", state="finished", **values):
+    """A run as a worker would have left it."""
+    run_id, _ = store.add_run(Request(recipe=recipe), owner=owner)
+    backend = "baseline" if recipe == "BF16" else backend
+    rows = [Measurement(k, v, "", "", "method", backend) for k, v in (MEASURED | values).items()]
+    rows += [Window(i, 511, nll, 2.5, kld, 0.9) for i, (nll, kld) in enumerate(windows)] + list(cells)
+    with store.session() as session:
+        for row in rows:
+            session.execute(insert(ROW_TABLES[type(row)]).values(row_values(run_id, "stage", row)))
+        change = {
+            "state": state,
+            "finished_at": datetime.now(UTC),
+            "request_key": None,
+            "backend": backend,
+            "device": "CPU",
+            "model_hash": "m",
+            "corpus_hash": "c",
+        }
+        session.execute(update(RunTable).where(RunTable.id == run_id).values(change))
+        stand(session, run_id)
+    return run_id
+
+
+def test_standings_rank_by_divergence_within_a_group_and_backend_and_missing_never_wins(store):
+    base = finished(store, "BF16", kld=0.0)
+    good, bad = finished(store, "FP8_BLOCK", kld=0.02), finished(store, "FP8_TENSOR", kld=0.04)
+    tied = finished(store, "MXFP8", kld=0.02)
+    native = finished(store, "FP8_DYNAMIC", kld=0.01, backend="native")
+    odd, missing = finished(store, "INT8", kld=math.nan), finished(store, "FP8_E5M2", kld=None)
+    ranks = {row.run: row.rank for row in comparison.standings(store)}
+    assert ranks == {base: None, good: 1, tied: 1, bad: 3, native: 1, odd: None, missing: None}
+    assert [row.run for row in comparison.standings(store)][-2:] != [good, bad]
+    choice = Choice(states=("finished",), backends=("emulated",))
+    assert [row.run for row in store.front(choice, "gemm_speedup", "higher")] == [good]
+
+
+def test_unfinished_runs_are_not_standing_unless_asked_for(store):
+    failed = finished(store, "FP8_BLOCK", state="failed")
+    assert comparison.standings(store) == []
+    assert [row.run for row in comparison.standings(store, states=("failed",))] == [failed]
+
+
+def test_json_has_every_promised_key_and_no_nan(store):
+    finished(store, "FP8_BLOCK", kld=math.inf)
+    (row,) = json.loads(export.to_json(comparison.standings(store)))
+    promised = (
+        "run, model, recipe, preset, state, owner, backend, device, ppl, ln_ppl_diff, ln_ppl_diff_low, "
+        "ln_ppl_diff_high, kld, top1, needle, gemm_speedup, bits_per_weight, coverage"
+    )
+    assert set(promised.split(", ")) <= set(row) and row["kld"] is None
+    assert row["recipe"] == "w=e4m3fn/128x128 a=e4m3fn/1x128"
+
+
+def test_the_csv_has_the_same_columns_and_runs_no_formula(store):
+    finished(store, "FP8_BLOCK", owner='=HYPERLINK("http://x";"y")', kld=0.0235, ln_ppl_diff=-0.001)
+    rows = comparison.standings(store)
+    (read,) = csv.DictReader(io.StringIO(export.to_csv(rows)))
+    assert list(read) == [export.titled(name) for name in json.loads(export.to_json(rows))[0]]
+    assert float(read["kld (nats)"]) == 0.0235 and float(read["ln_ppl_diff (nats)"]) == -0.001
+    assert read["owner"].startswith("'=")
+
+
+def test_parquet_has_the_numbers_in_full_with_units_and_moments(store):
+    finished(store, "FP8_BLOCK", kld=1 / 3, ppl=None)
+    (row,) = rows = comparison.standings(store)
+    table = parquet.read_table(io.BytesIO(export.to_parquet(rows)))
+    assert table.column_names == list(export.COLUMNS)
+    assert table["kld"].to_pylist() == [1 / 3] and table["ppl"].to_pylist() == [None]
+    assert table["created"].to_pylist() == [datetime.fromisoformat(row.created)]
+    assert table.schema.field("model_bytes").metadata == {b"unit": b"bytes"}
+
+
+def test_every_metric_of_the_leaderboard_has_its_column():
+    assert set(METRICS) <= set(COPIED) <= set(export.COLUMNS)
+
+
+def test_markdown_is_a_table_whatever_the_names_hold(store):
+    finished(store, "w=e4m3fn/row skip=*.a[!b]", ln_ppl_diff=-0.0123)
+    text = export.to_markdown(comparison.standings(store))
+    widths = {line.replace("\\|", "").count("|") for line in text.splitlines()}
+    assert len(widths) == 1 and "−0.0123" in text
+
+
+def windows(shift, spread=0.001, kld=0.02):
+    return [(2.5 + shift + spread * (-1) ** i, kld + spread * (-1) ** i) for i in range(8)]
+
+
+def test_a_comparison_marks_the_better_and_says_when_it_is_a_tie(store):
+    a = finished(store, "FP8_BLOCK", windows=windows(0.02, kld=0.020), kld=0.020, ppl=15.0)
+    b = finished(store, "FP8_TENSOR", windows=windows(0.05, kld=0.040), kld=0.040, ppl=16.0, gemm_speedup=1.49)
+    c = finished(
+        store, "MXFP8", windows=windows(0.0201, spread=0.01, kld=0.0202), kld=0.0202, ppl=15.001, gemm_speedup=None
+    )
+    found = comparison.comparison(store, [a, b, c])
+    verdicts = {v.metric.name: v for v in found.verdicts}
+    assert verdicts["kld"].best == (0, 2) and verdicts["kld"].note.startswith("tied; about ")
+    assert verdicts["kld"].note.endswith(" more windows would settle it")
+    assert verdicts["gemm_speedup"].note == "tied"
+    assert verdicts["ppl"].best == (0, 2)
+    assert verdicts["gemm_speedup"].best == (0, 1)  # within timing noise; the third was not measured
+    assert found.unlike == ()
+    assert {v.metric.name for v in found.verdicts} == set(METRICS)
+
+
+def test_the_windows_that_a_comparison_names_do_settle_it(store):
+    """The same difference and spread over as many windows as it asked for is no tie any more."""
+    rng = np.random.default_rng(0)
+
+    def pair(count):
+        steps = rng.standard_normal(count)
+        steps = 0.004 * (steps - steps.mean()) / steps.std()
+        a = finished(store, "FP8_BLOCK", windows=[(2.5, 0.020) for _ in steps], kld=0.020)
+        b = finished(store, "FP8_TENSOR", windows=[(2.5, 0.021 + step) for step in steps], kld=0.021)
+        return next(v for v in comparison.comparison(store, [a, b]).verdicts if v.metric.name == "kld")
+
+    few = pair(16)
+    more = int(few.note.removeprefix("tied; about ").split()[0])
+    assert few.best == (0, 1) and 50 < more < 300
+    assert pair(16 + more).best == (0,)
+
+
+def test_a_run_that_stopped_early_is_compared_on_the_windows_that_both_read_and_ranked_apart(store):
+    a = finished(store, "FP8_BLOCK", windows=windows(0.02, kld=0.020), kld=0.020, scored_windows=8.0)
+    b = finished(store, "MXFP8", windows=windows(0.02, kld=0.030)[:4], kld=0.030, scored_windows=4.0)
+    first, second = comparison.standings(store, ids=[a, b])
+    assert {first.windows, second.windows} == {8, 4} and first.group != second.group
+    found = comparison.comparison(store, [a, b])
+    assert next(v for v in found.verdicts if v.metric.name == "kld").best == (0,)
+    assert "Different windows: their perplexities are not on one scale." in found.unlike
+
+
+def test_a_run_whose_interval_reaches_the_noise_floor_is_as_bf16(store):
+    ids = [
+        finished(store, "FP8_BLOCK", kld=0.003, kld_low=0.0015, kld_high=0.005, kld_noise_floor=0.002),
+        finished(store, "FP8_TENSOR", kld=0.03, kld_low=0.02, kld_high=0.04, kld_noise_floor=0.002),
+        finished(store, "BF16", kld=0.0, kld_low=0.0, kld_high=0.0, kld_noise_floor=0.002),
+        finished(store, "MXFP8", kld=0.001),
+    ]
+    within = {row.run: row.is_within_noise for row in comparison.standings(store)}
+    assert [within[run] for run in ids] == [True, False, False, False]
+
+
+def test_conventions_are_groups_of_their_own(store):
+    usual, half = Reading().method, Reading("half").method
+    ids = [finished(store, "FP8_BLOCK"), finished(store, "MXFP8")]
+    with store.session() as session:
+        for run, method in zip(ids, (usual, half), strict=True):
+            session.execute(update(MeasurementTable).where(MeasurementTable.run_id == run).values(method=method))
+            stand(session, run)
+    assert {row.rank for row in comparison.standings(store)} == {1}
+    assert {group.method for group in store.groups()} == {usual, half}
+    assert any(sentence.startswith("Different methods") for sentence in comparison.comparison(store, ids).unlike)
+
+
+def test_needles_are_compared_cell_by_cell(store):
+    def cells(hits):
+        return [NeedleCell(256, d, float(d < hits), 250, "1", "1") for d in range(10)]
+
+    a = finished(store, "FP8_BLOCK", cells=cells(10), needle=1.0)
+    b = finished(store, "FP8_TENSOR", cells=cells(9), needle=0.9)
+    c = finished(store, "MXFP8", cells=cells(0), needle=0.0)
+    best = {v.metric.name: v.best for v in comparison.comparison(store, [a, b, c]).verdicts}
+    assert best["needle"] == (0, 1)  # one cell in ten is chance, ten are not
+
+
+def test_needles_that_ask_different_questions_have_no_winner(store):
+    cells = [[NeedleCell(256, d, score, 250, "1", "1", prompt=prompt) for d in (0, 50)] for score, prompt in
+             ((1.0, "a"), (0.5, "b"))]  # fmt: skip
+    runs = [finished(store, name, cells=c, needle=c[0].score) for name, c in zip(("FP8_BLOCK", "MXFP8"), cells)]  # noqa: B905
+    (verdict,) = [v for v in comparison.comparison(store, runs).verdicts if v.metric.name == "needle"]
+    assert verdict.best == () and verdict.note == "different needles"
+
+
+def graded(shift, *, kind="single_1", count=8):
+    """Cells whose grades vary much more than they differ."""
+    return [
+        NeedleCell(256, d, 1.0, 250, "1", "1", kind, 0, -0.1 * d + shift + 1e-3 * (-1) ** d, 1.0, -0.1 * d)
+        for d in range(count)
+    ]
+
+
+def test_graded_needles_are_compared_pair_by_pair():
+    lost, again, few = baseline_difference(graded(-0.02)), baseline_difference(graded(0.0)), graded(-0.02, count=3)
+    assert lost.mean == pytest.approx(-0.02) and lost.high < 0 and not lost.is_tie and again.is_tie
+    between = graded_difference(graded(-0.02), graded(-0.01)[:4])
+    assert between.mean == pytest.approx(-0.01) and not between.is_tie
+    assert baseline_difference(few).low is None
+    assert graded_difference(graded(0.0), graded(0.0, kind="single_3")) is None
+    old = [NeedleCell(256, 0, 1.0, 250, "1", "1")]
+    assert baseline_difference(old) is mean_grade(old) is None and mean_grade(graded(0.0, count=2)) == -0.05
+
+
+def test_unlike_runs_are_compared_with_the_difference_named(store):
+    a = finished(store, "FP8_BLOCK")
+    b = finished(store, "FP8_DYNAMIC", backend="native")
+    assert comparison.comparison(store, [a, b]).unlike == ("Different backends: emulated, native.",)
+
+
+def test_runs_made_by_unlike_software_are_said_to_be(store):
+    made = {"versions": {"torch": "2.13.0", "fp8dash": "0.1.0"}, "threads": 2, "seed": 0, "commit": "a" * 40}
+    runs = [finished(store, name) for name in ("FP8_BLOCK", "FP8_DYNAMIC", "MXFP8")]
+    others = made | {"versions": {"torch": "2.14.0", "fp8dash": "0.1.0"}, "threads": 4, "commit": "b" * 40}
+    with store.session() as session:
+        for run_id, facts in zip(runs, (made, others, {}), strict=True):
+            session.execute(update(RunTable).where(RunTable.id == run_id).values(facts=facts))
+    assert comparison.comparison(store, runs).unlike == (
+        "Different versions of torch: 2.13.0, 2.14.0.",
+        "Different commits of fp8dash: aaaaaaaaaaaa, bbbbbbbbbbbb.",
+        "Different numbers of threads: 2, 4.",
+    )
+    assert comparison.comparison(store, [runs[0], runs[2]]).unlike == ()  # what was not told is no difference
+
+
+def test_too_few_too_many_or_unknown_runs_are_refused(store):
+    a = finished(store, "FP8_BLOCK")
+    for ids, said in (
+        ([a], "choose two to six"),
+        ([a] * 7, "choose two to six"),
+        ([a, "nope"], "There is no run nope"),
+    ):
+        with pytest.raises(InvalidChoice, match=said):
+            comparison.comparison(store, ids)
