@@ -16,7 +16,8 @@ from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER
 from fp8dash.errors import Fp8dashError
 from fp8dash.report.numbers import heading
-from fp8dash.ui.charts import charts
+from fp8dash.ui.charts.dress import IMAGES, config, inked
+from fp8dash.ui.charts.figure_data import data_csv
 from fp8dash.ui.parts.glyph import glyph_width, recipe_glyph
 from fp8dash.ui.words import many, plain
 from jobs.queue import Queue
@@ -113,14 +114,14 @@ def answer_first(head: Any, wrong: str, key: str, view: Callable[[], tuple[str, 
 
 def draw(figure: Any, *, key: str, alt: str) -> None:
     """A figure, its text in the theme's ink, and ways to take it along."""
-    st.plotly_chart(_inked(figure), key=key, config=charts.config(key, _image()), alt=alt)
+    st.plotly_chart(_inked(figure), key=key, config=config(key, _image()), alt=alt)
     _take_along(figure, key)
 
 
 def draw_points(figure: Any, *, key: str, alt: str) -> list[str]:
     """A figure whose points can be clicked: the custom data of the chosen ones."""
     event = st.plotly_chart(
-        _inked(figure), key=key, config=charts.config(key, _image()), alt=alt, on_select="rerun",
+        _inked(figure), key=key, config=config(key, _image()), alt=alt, on_select="rerun",
         selection_mode="points",
     )  # fmt: skip
     _take_along(figure, key)
@@ -129,23 +130,23 @@ def draw_points(figure: Any, *, key: str, alt: str) -> list[str]:
 
 
 def _inked(figure: Any) -> Any:
-    return charts.inked(figure, dark=is_dark())
+    return inked(figure, dark=is_dark())
 
 
 def _image() -> str:
     """What a figure's camera saves, from the address."""
     asked = st.query_params.get("image", "")
-    return asked if asked in charts.IMAGES else charts.IMAGES[0]
+    return asked if asked in IMAGES else IMAGES[0]
 
 
 def _take_along(figure: Any, key: str) -> None:
     with st.popover("Save figure", type="tertiary", key=f"{key}_save"):
         st.download_button(
-            "Its numbers, CSV", lambda: charts.data_csv(figure), f"fp8dash-{key.replace('_', '-')}.csv", "text/csv",
+            "Its numbers, CSV", lambda: data_csv(figure), f"fp8dash-{key.replace('_', '-')}.csv", "text/csv",
             key=f"{key}_csv", on_click="ignore",
         )  # fmt: skip
         image = st.segmented_control(
-            "As an image: the camera at the figure’s top right saves", charts.IMAGES, default=_image(), required=True,
+            "As an image: the camera at the figure’s top right saves", IMAGES, default=_image(), required=True,
             format_func=str.upper, key=f"{key}_image",
         )  # fmt: skip
     if image != _image():

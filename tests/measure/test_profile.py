@@ -33,7 +33,7 @@ from fp8dash.pipeline import STAGES as WALKED
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.error import error_of_cast
 from fp8dash.report.numbers import three
-from fp8dash.ui.charts.charts import data_csv
+from fp8dash.ui.charts.figure_data import data_csv
 from fp8dash.ui.charts.tensors import grid_of, histograms, ladder_lines, outlier_channels, spread_maps
 from fp8dash.ui.words import plain
 from tests.ui.drawn import opened, page_text

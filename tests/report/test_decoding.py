@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from fp8dash.report.decoding import Decoding, Speed, alike, contests
-from fp8dash.ui.charts import charts
 from fp8dash.ui.charts.decode import decode_rates, token_gaps
+from fp8dash.ui.charts.figure_data import data_csv
+from fp8dash.ui.charts.looks import COLOURS, GREY, look
 from fp8dash.ui.parts.decoding import said
 from tests.seed import CPU, H200
 
@@ -61,24 +62,24 @@ def test_runs_without_a_number_are_neither_drawn_nor_compared():
 
 def test_rates_are_a_line_a_run_over_batches_on_log_axes():
     speeds = {"FP8 <b>": [speed(1, 600.0), speed(8, 4200.0)], "BF16": [speed(1, 500.0)]}
-    looks = {"FP8 <b>": charts.look("w=e5m2/row a=e5m2/row", "native"), "BF16": charts.look("bf16", "baseline")}
+    looks = {"FP8 <b>": look("w=e5m2/row a=e5m2/row", "native"), "BF16": look("bf16", "baseline")}
     figure = decode_rates(speeds, looks)
     fp8, bf16 = figure.data
     assert (list(fp8.x), list(fp8.y)) == ([1, 8], [600.0, 4200.0]) and fp8.name == "FP8 &lt;b&gt;"
-    assert fp8.marker.symbol == "square" and fp8.line.color == charts.COLOURS["row"] and bf16.line.color == charts.GREY
+    assert fp8.marker.symbol == "square" and fp8.line.color == COLOURS["row"] and bf16.line.color == GREY
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     assert list(figure.layout.xaxis.ticktext) == ["1", "8"]
 
 
 def test_runs_that_look_alike_have_dashes_of_their_own():
-    looks = dict.fromkeys("abc", charts.look("w=e4m3fn/row a=e4m3fn/row", "native"))
+    looks = dict.fromkeys("abc", look("w=e4m3fn/row a=e4m3fn/row", "native"))
     lines = decode_rates({name: [speed(1, 1.0)] for name in "abc"}, looks).data
     assert len({line.line.dash for line in lines}) == 3
 
 
 def test_gaps_reach_from_the_median_over_p90_to_p99_and_are_written_out_as_numbers():
-    figure = token_gaps({"a": [speed(1, 1.0, 2.0), speed(16, 9.0, 4.0)]}, {"a": charts.look("bf16", "baseline")})
+    figure = token_gaps({"a": [speed(1, 1.0, 2.0), speed(16, 9.0, 4.0)]}, {"a": look("bf16", "baseline")})
     median, p90 = figure.data
     assert list(median.x) == ["1", "16"] and list(median.y) == [2.0, 4.0] and list(median.error_y.array) == [1.0, 2.0]
     assert list(p90.y) == pytest.approx([2.2, 4.4]) and list(median.error_y.arrayminus) == [0.0, 0.0]
-    assert "a,16,4.0,,4.0,6.0" in charts.data_csv(figure)
+    assert "a,16,4.0,,4.0,6.0" in data_csv(figure)

@@ -6,8 +6,10 @@ import io
 import pytest
 
 from fp8dash.choose.records import Layer
-from fp8dash.ui.charts.charts import GREY, INKS, data_csv, tile_colour
 from fp8dash.ui.charts.coverage import coverage_tree, leaves_of, stored
+from fp8dash.ui.charts.dress import INKS
+from fp8dash.ui.charts.figure_data import data_csv
+from fp8dash.ui.charts.looks import GREY, tile_colour
 
 
 def layer(name, rows, cols, cast="", reason=""):

@@ -6,11 +6,11 @@ from fp8dash.choose.architecture import KNOWN
 from fp8dash.choose.presets import recipe_from
 from fp8dash.predict.accelerators import ACCELERATORS
 from fp8dash.predict.roofline import Plan, curve
-from fp8dash.ui.charts import charts
+from fp8dash.ui.charts.looks import look
 from fp8dash.ui.charts.planner import requests, roofline, throughput
 
 NAMES = ("BF16", "FP8_DYNAMIC", "NVFP4")
-LOOKS = {name: charts.look(recipe_from(name).text, "emulated") for name in NAMES}
+LOOKS = {name: look(recipe_from(name).text, "emulated") for name in NAMES}
 
 
 def plans(model, devices):

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from fp8dash.choose.records import Layer
 from fp8dash.report.numbers import three
-from fp8dash.ui.charts.charts import GREY, INKS, dressed, html, tile_colour
+from fp8dash.ui.charts.dress import INKS, dressed, html
+from fp8dash.ui.charts.looks import GREY, tile_colour
 
 ROOT = "model"
 BRANCH = "rgba(127, 140, 150, 0.12)"  # what lies around the weights

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from fp8dash.report.decoding import Speed
-from fp8dash.ui.charts.charts import Look, dressed, html, log_span, log_ticks
+from fp8dash.ui.charts.dress import dressed, html, log_span, log_ticks
+from fp8dash.ui.charts.looks import Look
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 

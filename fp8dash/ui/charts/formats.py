@@ -1,4 +1,4 @@
-"""Number formats to plotly figures: pure functions, no streamlit. With charts.py the only importer of plotly.
+"""Number formats to plotly figures: pure functions, no streamlit.
 
 A format has no tile here, so its hue is not a tile's: lines are told apart by a palette of their own and by names
 written beside them.
@@ -12,7 +12,8 @@ from plotly.subplots import make_subplots
 
 from fp8dash.choose.formats import FloatFormat, Format, values
 from fp8dash.report.numbers import powers
-from fp8dash.ui.charts.charts import GREY, dressed
+from fp8dash.ui.charts.dress import dressed
+from fp8dash.ui.charts.looks import GREY
 
 HUES = ("#14898a", "#8561b8", "#b0792a", "#5b7f3f", "#c2556e", "#4d79b3")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

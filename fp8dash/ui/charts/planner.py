@@ -1,4 +1,4 @@
-"""Predictions to plotly figures: pure functions, no streamlit. With charts.py the only importer of plotly.
+"""Predictions to plotly figures: pure functions, no streamlit.
 
 Colour = tile of the recipe, grey = BF16, hollow = predicted, dashed = a limit: as everywhere.
 """
@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from fp8dash.predict.roofline import Gemm
 from fp8dash.report.numbers import three
-from fp8dash.ui.charts.charts import GREY, Look, dressed
+from fp8dash.ui.charts.dress import dressed
+from fp8dash.ui.charts.looks import GREY, Look
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 

@@ -1,4 +1,4 @@
-"""Profiles of tensors to plotly figures: pure functions, no streamlit. With charts.py an importer of plotly.
+"""Profiles of tensors to plotly figures: pure functions, no streamlit.
 
 Formats are told apart by a hue and a symbol of their own, as on the formats page; operands by panels.
 """
@@ -14,8 +14,10 @@ from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.formats import FloatFormat, Format
 from fp8dash.choose.records import BINADES, OUTLIER, LadderPoint, TensorProfile
 from fp8dash.report.numbers import as_power, three
-from fp8dash.ui.charts.charts import GREY, SYMBOLS, dressed, layer_maps, place_of
+from fp8dash.ui.charts.dress import dressed
 from fp8dash.ui.charts.formats import HUES
+from fp8dash.ui.charts.layers import layer_maps, place_of
+from fp8dash.ui.charts.looks import GREY, SYMBOLS
 
 NORMAL, SUBNORMAL, LOST = "20,137,138", "176,121,42", "194,69,61"  # red, green, blue of a figure's shades
 SHADE = 0.16

@@ -15,7 +15,11 @@ from fp8dash.report.comparison import Comparison, Standing, Verdict
 from fp8dash.report.export import interval
 from fp8dash.report.numbers import DASH, heading, shown, signed, three
 from fp8dash.report.tasks import TaskDifference, TaskLine, TaskScore, task_lines
-from fp8dash.ui.charts import charts
+from fp8dash.ui.charts.gemm import gemm_bars, gemm_rates
+from fp8dash.ui.charts.layers import layer_lines
+from fp8dash.ui.charts.looks import Look, look
+from fp8dash.ui.charts.needles import needle_differences, needle_maps
+from fp8dash.ui.charts.windows import kld_quantiles, window_differences
 from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
 from fp8dash.ui.parts import decoding, needles
 from fp8dash.ui.parts.answer import difference, loss, verdict
@@ -190,8 +194,8 @@ def _task_cell(line: TaskLine, score: TaskScore | None, difference: TaskDifferen
     return f"{text} :small[{said}]"
 
 
-def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, charts.Look]:
-    return {names[row.run]: charts.look(row.recipe, row.backend) for row in rows}
+def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, Look]:
+    return {names[row.run]: look(row.recipe, row.backend) for row in rows}
 
 
 def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
@@ -209,7 +213,7 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         _by_token(frame, rows, names)
         return
     floor = max((row.kld_noise_floor or 0.0 for row in rows), default=0.0)
-    figure = charts.window_differences(found, _looks(rows, names), fields[str(field)], floor or None)
+    figure = window_differences(found, _looks(rows, names), fields[str(field)], floor or None)
     draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(found)}")
 
 
@@ -224,9 +228,7 @@ def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> 
     if not found:
         st.info("These runs were measured before percentiles over tokens were kept: run them again.")
         return
-    draw(
-        charts.kld_quantiles(found, _looks(rows, names)), key="compare_tokens", alt=f"KLD by token: {', '.join(found)}"
-    )
+    draw(kld_quantiles(found, _looks(rows, names)), key="compare_tokens", alt=f"KLD by token: {', '.join(found)}")
 
 
 def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
@@ -235,7 +237,7 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
     if not found:
         return
     st.header("Needles by length and depth", anchor=False)
-    draw(charts.needle_maps(found), key="compare_needles", alt="Share of needles found")
+    draw(needle_maps(found), key="compare_needles", alt="Share of needles found")
     if needles.changed({names[row.run]: cells[row.run] for row in rows if cells[row.run] and not row.is_baseline}):
         return  # else a cell was measured before cells bore the baseline's score
     base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
@@ -248,7 +250,7 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
             st.markdown("No needle differs from the baseline’s.")
             return
         st.markdown("The same, minus the baseline’s:")
-        figure = charts.needle_differences(others, basis)
+        figure = needle_differences(others, basis)
         draw(figure, key="compare_needle_differences", alt="Needle scores minus the baseline’s")
 
 
@@ -272,8 +274,8 @@ def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
     if not found:
         return
     st.header("GEMM time of all Linears: BF16 beside cast and multiply", anchor=False)
-    draw(charts.gemm_bars(found, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
-    draw(charts.gemm_rates(found, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
+    draw(gemm_bars(found, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
+    draw(gemm_rates(found, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
     _crossovers(frame, rows, names)
     without = {
         name: sorted({p.reason for p in have if p.matmul_us is None and p.reason}) for name, have in found.items()
@@ -302,7 +304,7 @@ def _layers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> No
     if not found:
         return
     st.header("Weight error, layer by layer", anchor=False)
-    draw(charts.layer_lines(found, _looks(rows, names)), key="compare_layers", alt="Weight SQNR by layer")
+    draw(layer_lines(found, _looks(rows, names)), key="compare_layers", alt="Weight SQNR by layer")
     with st.expander("As a table"):
         table = pd.DataFrame({name: {x.name: x.sqnr_db for x in have} for name, have in found.items()})
         st.dataframe(table.round(2), key="compare_layer_table")

@@ -22,7 +22,7 @@ from fp8dash.report.export import interval
 from fp8dash.report.numbers import DASH, heading, shown, three
 from fp8dash.report.planned import predicted_times
 from fp8dash.stats import pareto_front
-from fp8dash.ui.charts import charts
+from fp8dash.ui.charts.scatter import quality_scatter
 from fp8dash.ui.frame import Frame, draw_points, metric_help, query_ids, zone
 from fp8dash.ui.parts.answer import (
     CLOSE,
@@ -316,9 +316,7 @@ def _figure(
     if not drawn:
         st.info("No row has both a divergence and this number: choose another axis.")
         return
-    figure = charts.quality_scatter(
-        [*base, *rows], metric, front=best, intervals=_intervals(drawn), predicted=predicted
-    )
+    figure = quality_scatter([*base, *rows], metric, front=best, intervals=_intervals(drawn), predicted=predicted)
     chosen = draw_points(figure, key="leaderboard_scatter", alt=_said(drawn))
     if chosen:
         frame.go("runs", run=chosen[0])

@@ -18,8 +18,8 @@ from fp8dash.choose.recipe import Recipe
 from fp8dash.predict.accelerators import ACCELERATORS, BF16, Accelerator
 from fp8dash.predict.roofline import REACH, USABLE, Plan, curve, per_million
 from fp8dash.report.numbers import DASH, three
-from fp8dash.ui.charts import charts
 from fp8dash.ui.charts import planner as charts_planner
+from fp8dash.ui.charts.looks import Look, look
 from fp8dash.ui.frame import Frame, answer_first, draw
 from fp8dash.ui.parts.planner_measured import dollars, here, own
 from fp8dash.ui.words import lasted, plain
@@ -251,7 +251,7 @@ def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:
             "Figure", [SPEEDS, REQUESTS, ROOFLINE], default=SPEEDS, required=True, key="figure", bind="query-params",
             label_visibility="collapsed",
         )  # fmt: skip
-    looks = {name: charts.look(plan.recipe.text, "emulated") for name, plan in plans.items()}
+    looks = {name: look(plan.recipe.text, "emulated") for name, plan in plans.items()}
     drawing: dict[str, Callable[[], None]] = {
         SPEEDS: lambda: _draw_speeds(plans, looks, traffic),
         REQUESTS: lambda: _draw_requests(plans, looks, traffic),
@@ -260,7 +260,7 @@ def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:
     drawing[str(choice)]()
 
 
-def _draw_speeds(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], traffic: Traffic) -> None:
+def _draw_speeds(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
     curves = {
         name: list(curve(plan, round(traffic.average), min(room, MOST_DRAWN)))
         for name, plan in plans.items()
@@ -273,7 +273,7 @@ def _draw_speeds(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], tr
     draw(figure, key="planner_speeds", alt="Predicted output tokens a second against batch")
 
 
-def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], traffic: Traffic) -> None:
+def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
     most = max(traffic.context, next(iter(plans.values())).model.context, 2048)
     sizes = [1 << power for power in range(9, math.ceil(math.log2(most)) + 1)]
     curves = {
@@ -284,7 +284,7 @@ def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], 
     draw(figure, key="planner_requests", alt="Requests that fit against tokens a request")
 
 
-def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, charts.Look], traffic: Traffic) -> None:
+def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
     phase = st.segmented_control(
         "Tokens at once", ["Decoding", "Reading a prompt"], default="Decoding", required=True, key="phase",
         bind="query-params",

@@ -14,8 +14,12 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.report.deploy import CHECKPOINT, deployments
 from fp8dash.report.numbers import DASH, shown, signed, three
 from fp8dash.report.tasks import PREFIX, TaskLine, task_lines
-from fp8dash.ui.charts import charts
 from fp8dash.ui.charts import coverage as charts_coverage
+from fp8dash.ui.charts.gemm import gemm_bars, gemm_rates
+from fp8dash.ui.charts.layers import layer_map, sqnr_maps
+from fp8dash.ui.charts.looks import Look, look
+from fp8dash.ui.charts.needles import needle_maps
+from fp8dash.ui.charts.sensitivity import sensitivity_bars
 from fp8dash.ui.frame import Frame, draw, glyph, guarded, is_dark, metric_help, zone
 from fp8dash.ui.parts import decoding, needles
 from fp8dash.ui.parts.answer import beside_loss, loss
@@ -127,18 +131,18 @@ def page(frame: Frame, run_id: str) -> None:
         _gradients(found)
     if rows := frame.store.sensitivities([run_id])[run_id]:
         _sensitivity(frame, run, rows, {m.name: m for m in numbers if not m.label})
-    looks = {name: charts.look(run.recipe, run.backend)}
+    looks = {name: look(run.recipe, run.backend)}
     points, cells = frame.store.gemm_points([run_id])[run_id], frame.store.needle_cells([run_id])[run_id]
     left, right = st.columns([1.7, 1], gap="large")
     if points:
         with left:
             st.header("GEMM time of all Linears", anchor=False)
-            draw(charts.gemm_bars({name: points}, looks), key="run_gemm", alt="GEMM times")
+            draw(gemm_bars({name: points}, looks), key="run_gemm", alt="GEMM times")
             _gemm_rates(name, points, looks, numbers)
     if cells:
         with right:
             st.header("Needles by length and depth", anchor=False)
-            draw(charts.needle_maps({name: cells}), key="run_needle", alt="Needle scores")
+            draw(needle_maps({name: cells}), key="run_needle", alt="Needle scores")
         needles.of_run(name, cells)
     decoding.of_run(frame, run, name)
     if run.backend != "baseline":
@@ -295,7 +299,7 @@ def _layers(layers: list[Layer], parameters: int) -> None:
     if cast:
         left, right = st.columns([1.4, 1], gap="large")
         with left:
-            draw(charts.layer_map(cast), key="run_layers", alt="Weight SQNR by layer")
+            draw(layer_map(cast), key="run_layers", alt="Weight SQNR by layer")
         worst = sorted(cast, key=lambda layer: layer.sqnr_db or 0.0)[:WORST]
         with right:
             st.markdown(f"The {len(worst)} worst by weight SQNR:")
@@ -376,7 +380,7 @@ def _gradients(numbers: list[Measurement]) -> None:
     st.header("Gradients", anchor=False)
     st.markdown(_gradients_said(by, *maps.values()))
     if all(maps.values()):
-        draw(charts.sqnr_maps(maps), key="run_gradients", alt="SQNR of each layer’s gradient in E4M3 and E5M2")
+        draw(sqnr_maps(maps), key="run_gradients", alt="SQNR of each layer’s gradient in E4M3 and E5M2")
     with st.expander("Every layer’s gradient"):
         table = {title: by[key] for key, title in GRADIENTS.items()}
         layers = dict.fromkeys(m.label for m in numbers if m.label)
@@ -430,7 +434,7 @@ def _sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[
         f"where nothing else is cast. All together cost {three(whole)}; added up, "
         f"{three(sum(row.alone_kld for row in rows))}."
     )
-    draw(charts.sensitivity_bars(rows, whole), key="run_sensitivity", alt="KLD of each group of Linears")
+    draw(sensitivity_bars(rows, whole), key="run_sensitivity", alt="KLD of each group of Linears")
     if mixed is not None:
         _mixed(frame, run, [row for row in rows if row.kept], numbers)
     with st.expander("Every group"):
@@ -459,10 +463,10 @@ def _mixed(frame: Frame, run: Run, kept: list[Sensitivity], numbers: dict[str, M
 
 
 def _gemm_rates(
-    name: str, points: list[GemmPoint], looks: dict[str, charts.Look], numbers: list[Measurement]
+    name: str, points: list[GemmPoint], looks: dict[str, Look], numbers: list[Measurement]
 ) -> None:  # fmt: skip
     """TFLOPS by M and where the cast pays, and every shape in a table."""
-    draw(charts.gemm_rates({name: points}, looks), key="run_gemm_rates", alt="TFLOPS by M")
+    draw(gemm_rates({name: points}, looks), key="run_gemm_rates", alt="TFLOPS by M")
     if cross := next((m for m in numbers if m.name == "gemm_crossover_m"), None):
         said = f"from M = {cross.value:,.0f}" if cross.value is not None else "at no M"
         st.caption(f"Cast and product beat BF16 {said} ({plain(cross.note)}).")

@@ -19,7 +19,7 @@ from fp8dash.report import study_evidence, study_files
 from fp8dash.report.pace import Pace, pace_of
 from fp8dash.report.study import WriteUp
 from fp8dash.report.study_evidence import Evidence, Plan
-from fp8dash.ui.charts import charts
+from fp8dash.ui.charts.study import study_points
 from fp8dash.ui.frame import Frame, draw, guarded, query_ids, say_error, worker_line, zone
 from fp8dash.ui.words import lasted, listed, many, moment, plain
 
@@ -223,7 +223,7 @@ def _write_up(frame: Frame, found: Evidence) -> None:
     _progress(found)
     if any(bar.value > 0 for bar in said.bars):
         alt = f"{said.axis}: " + ", ".join(f"{bar.label} {bar.value:.3g}" for bar in said.bars)
-        draw(charts.study_points(said.bars, said.axis), key="studies_points", alt=alt)
+        draw(study_points(said.bars, said.axis), key="studies_points", alt=alt)
         st.caption("Colour is the tile, symbol the format; hollow where emulated. Lines are 95 % intervals.")
     _table(said)
     for title, sentences in (("Why", said.reasons), ("What cannot be said", said.limits)):

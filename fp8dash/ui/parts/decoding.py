@@ -7,8 +7,8 @@ import streamlit as st
 from db.rows import Run
 from fp8dash.report.decoding import Contest, Decoding, alike, contests, decodings
 from fp8dash.report.numbers import DASH, three
-from fp8dash.ui.charts import charts
 from fp8dash.ui.charts import decode as charts_decode
+from fp8dash.ui.charts.looks import look
 from fp8dash.ui.frame import Frame, draw
 from fp8dash.ui.words import plain
 
@@ -50,7 +50,7 @@ def _shown(page: str, found: Sequence[Decoding], names: Mapping[str, str]) -> No
 
 def _figures(page: str, drawn: Sequence[Decoding], names: Mapping[str, str]) -> None:
     speeds = {names[one.run]: one.speeds for one in drawn}
-    looks = {names[one.run]: charts.look(one.recipe, one.backend) for one in drawn}
+    looks = {names[one.run]: look(one.recipe, one.backend) for one in drawn}
     left, right = st.columns(2, gap="large")
     with left:
         figure = charts_decode.decode_rates(speeds, looks)

@@ -6,7 +6,7 @@ Nothing a user typed enters the SVG. Widths are schematic: a 128×128 block is d
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.recipe import Recipe
-from fp8dash.ui.charts.charts import GREY, tile_colour
+from fp8dash.ui.charts.looks import GREY, tile_colour
 
 SIDE, GAP = 30, 8
 HEIGHT = SIDE + 2

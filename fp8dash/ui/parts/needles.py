@@ -8,7 +8,7 @@ from fp8dash.choose.records import NeedleCell
 from fp8dash.report.needles import baseline_difference, graded_difference, mean_grade
 from fp8dash.report.numbers import DASH, signed, three
 from fp8dash.stats import Difference
-from fp8dash.ui.charts import charts
+from fp8dash.ui.charts.needles import needle_changes, needle_grade_changes, needle_grades
 from fp8dash.ui.frame import draw
 from fp8dash.ui.words import many, plain
 
@@ -30,12 +30,12 @@ def of_run(name: str, cells: Sequence[NeedleCell]) -> None:
     )
     left, right = st.columns(2, gap="large")
     with left:
-        draw(charts.needle_grades({"ln p": cells}), key="run_needle_grades", alt=f"Needle ln p of {name}")
+        draw(needle_grades({"ln p": cells}), key="run_needle_grades", alt=f"Needle ln p of {name}")
     with right:
         title = {"ln p minus BF16’s": cells}
-        draw(charts.needle_grade_changes(title), key="run_needle_changes", alt=f"Needle ln p of {name} minus BF16’s")
+        draw(needle_grade_changes(title), key="run_needle_changes", alt=f"Needle ln p of {name} minus BF16’s")
     if any(cell.baseline_score not in (None, cell.score) for cell in cells):
-        figure = charts.needle_changes({"share found minus BF16’s": cells})
+        figure = needle_changes({"share found minus BF16’s": cells})
         draw(figure, key="run_needle_lost", alt=f"Needle scores of {name} minus BF16’s")
     st.caption(MEANING)
 
@@ -49,7 +49,7 @@ def changed(found: Mapping[str, Sequence[NeedleCell]]) -> bool:
         st.markdown("No needle differs from BF16’s on the same prompts.")
         return True
     st.markdown("Share found minus BF16’s on the same prompts:")
-    draw(charts.needle_changes(found), key="compare_needles_lost", alt="Needle scores minus BF16’s")
+    draw(needle_changes(found), key="compare_needles_lost", alt="Needle scores minus BF16’s")
     return True
 
 
@@ -62,10 +62,10 @@ def compared(found: Mapping[str, Sequence[NeedleCell]], baselines: Collection[st
     cast = {name: cells for name, cells in graded.items() if name not in baselines}
     st.markdown(_table(graded, cast))
     st.caption(f"{MEANING} Differences are paired over cells, with their 95 % bootstrap interval.")
-    draw(charts.needle_grades(graded), key="compare_needle_grades", alt="Needle ln p")
+    draw(needle_grades(graded), key="compare_needle_grades", alt="Needle ln p")
     if changed := {name: cells for name, cells in cast.items() if baseline_difference(cells)}:
         st.markdown("ln p minus BF16’s on the same prompts:")
-        draw(charts.needle_grade_changes(changed), key="compare_needle_changes", alt="Needle ln p minus BF16’s")
+        draw(needle_grade_changes(changed), key="compare_needle_changes", alt="Needle ln p minus BF16’s")
 
 
 def said(difference: Difference | None) -> str:

@@ -1,0 +1,95 @@
+"""Numbers by layer: maps of blocks and projections, lines over blocks. Plotly figures; no streamlit, no database."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from fp8dash.choose.records import Layer
+from fp8dash.ui.charts.dress import dressed, html
+from fp8dash.ui.charts.looks import TEAL, Look, dash_of
+
+
+def layer_map(layers: Sequence[Layer]) -> go.Figure:
+    """Weight SQNR of every cast layer: blocks downwards, projections rightwards."""
+    return sqnr_maps({"": {layer.name: layer.sqnr_db for layer in layers if layer.sqnr_db is not None}})
+
+
+def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """SQNR by layer name, one map a title: blocks downwards, projections rightwards, one colour scale for all."""
+    figure, rows = layer_maps(maps, hover="%{z:.1f} dB", bar={"title": "dB"})
+    titled = any(maps)
+    return dressed(figure, max(220, 15 * rows + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
+
+
+def layer_maps(
+    maps: Mapping[str, Mapping[str, float]], *, hover: str, bar: Mapping[str, Any],
+    colour: Callable[[float], float | None] = float, written: Callable[[float], str] = str,
+) -> tuple[go.Figure, int]:  # fmt: skip
+    """Heat maps of numbers by layer name, one a title, all of one colour scale, and how many blocks they show.
+
+    A cell's place on the scale is `colour` of its number; `hover` may name it as z, and as text what is `written`.
+    """
+    grids = [{place_of(name): value for name, value in found.items()} for found in maps.values()]
+    parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
+    blocks = sorted({block for grid in grids for block, _ in grid})
+    figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
+    for column, (title, grid) in enumerate(zip(maps, grids, strict=True), start=1):
+        cells = [[grid.get((block, part)) for part in parts] for block in blocks]
+        figure.add_heatmap(
+            z=[[None if value is None else colour(value) for value in line] for line in cells],
+            text=[["" if value is None else written(value) for value in line] for line in cells],
+            x=[short_part(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
+            hovertemplate=f"block %{{y}} %{{x}}: {hover}<extra></extra>", coloraxis="coloraxis", xgap=2, ygap=1,
+            name=title, customdata=cells, row=1, col=column,
+        )  # fmt: skip
+        figure.update_xaxes(title=html(title) or None, side="top", row=1, col=column)
+    figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
+    figure.update_yaxes(title="block", col=1)
+    whole = {"thickness": 12, "outlinewidth": 0, **bar}
+    figure.update_layout(coloraxis={"colorscale": TEAL, "colorbar": whole})
+    return figure, len(blocks)
+
+
+def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
+    """Weight SQNR of the same projection in every block, one small panel a projection, one line a run."""
+    named = {name: [layer for layer in found if layer.sqnr_db is not None] for name, found in layers.items()}
+    parts = list(dict.fromkeys(place_of(layer.name)[1] for found in named.values() for layer in found))[:8]
+    columns = min(4, max(1, len(parts)))
+    figure = make_subplots(
+        rows=max(1, math.ceil(len(parts) / columns)), cols=columns, shared_yaxes="all", shared_xaxes=True,
+        subplot_titles=[short_part(part) for part in parts], vertical_spacing=0.16, horizontal_spacing=0.02,
+    )  # fmt: skip
+    for i, part in enumerate(parts):
+        for name, found in named.items():
+            here = sorted(
+                (place_of(layer.name)[0], layer.sqnr_db) for layer in found if place_of(layer.name)[1] == part
+            )
+            figure.add_scatter(
+                x=[block for block, _ in here], y=[sqnr for _, sqnr in here], mode="lines", name=name,
+                line={"color": looks[name].colour, "width": 1.8, "dash": dash_of(looks[name].symbol)}, legendgroup=name,
+                showlegend=i == 0, row=i // columns + 1, col=i % columns + 1,
+                hovertemplate="block %{x}: %{y:.1f} dB",
+            )  # fmt: skip
+    figure.update_yaxes(title="SQNR (dB)", col=1)
+    figure.update_xaxes(tickformat="d", nticks=5)
+    figure.update_xaxes(title="block", row=math.ceil(len(parts) / columns) or 1)
+    return dressed(figure, 420, top=40, bottom=100)
+
+
+def place_of(name: str) -> tuple[int, str]:
+    """Block and projection of a layer's name; -1 outside the blocks.
+
+    >>> place_of("model.layers.3.mlp.down_proj"), place_of("lm_head")
+    ((3, 'mlp.down_proj'), (-1, 'lm_head'))
+    """
+    found = re.search(r"\.(\d+)\.(.+)$", name)
+    return (int(found[1]), found[2]) if found else (-1, name)
+
+
+def short_part(part: str) -> str:
+    """A projection's name as an axis bears it, escaped."""
+    return html(part.rsplit(".", 1)[-1].removesuffix("_proj"))
