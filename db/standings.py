@@ -24,8 +24,9 @@ BASELINE = "BF16"  # the preset that casts nothing
 BASELINE_BACKEND = "baseline"
 COPIED = (  # the measurements that a row repeats, by the names of its columns
     "ppl", "ln_ppl_diff", "ln_ppl_diff_low", "ln_ppl_diff_high", "kld", "kld_low", "kld_high", "kld_noise_floor",
-    "top1", "needle", "gemm_speedup", "bits_per_weight", "coverage", "model_bytes", "weight_sqnr_db",
+    "top1", "needle", "gemm_speedup", "bits_per_weight", "coverage", "uncast_share", "model_bytes", "weight_sqnr_db",
 )  # fmt: skip
+MOST_UNCAST = 0.1  # of the blocks' matrix weights: beyond it a row says that the recipe was applied in part
 LARGEST = 1e308  # what is beyond is infinite, and never ranks
 SORTS = ("kld", "ln_ppl_diff", "top1", "ppl", "needle", "gemm_speedup", "bits_per_weight", "model_bytes", "finished")
 NOTE_LENGTH = 2_000  # characters
@@ -56,6 +57,7 @@ class Standing:
     gemm_speedup: float | None = None
     bits_per_weight: float | None = None
     coverage: float | None = None
+    uncast_share: float | None = None  # of the blocks' matrix weights; None where the recipe casts no Linear
     model_bytes: float | None = None
     weight_sqnr_db: float | None = None
     rank: int | None = None  # by KLD within the group and backend; ties by interval are said, not ranked
@@ -82,6 +84,15 @@ class Standing:
     def is_baseline(self) -> bool:
         """True for the unquantized run."""
         return self.preset == BASELINE
+
+    @property
+    def is_partly_cast(self) -> bool:
+        """True where more than a tenth of the blocks' matrix weights stayed as they were: its KLD is not the recipe's.
+
+        >>> Standing("1", "m", "r", None, "finished", "a", None, None, uncast_share=0.8).is_partly_cast
+        True
+        """
+        return self.uncast_share is not None and self.uncast_share > MOST_UNCAST
 
     @property
     def is_within_noise(self) -> bool:

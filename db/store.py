@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -44,6 +44,9 @@ from db.tables import (
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import (
+    CONVOLUTION,
+    EMBEDDING,
+    NORM,
     Artefact,
     GemmPoint,
     LadderPoint,
@@ -275,11 +278,12 @@ class Store:
     def linear_shapes(self, run_ids: Sequence[str]) -> dict[str, dict[tuple[int, int], int]]:
         """How many Linears of each shape [out, in] each run's model has, the head among them; none were recorded: {}.
 
-        Embeddings, which are looked up, and norms are left out.
+        Embeddings, which are looked up, are left out unless they are the head too; so are norms and convolutions.
         """
         x = LayerTable
-        query = select(x.run_id, x.rows, x.cols, func.count()).where(x.run_id.in_(run_ids), x.rows > 1)
-        query = query.where(~x.name.contains("embed")).group_by(x.run_id, x.rows, x.cols)
+        is_product = or_(x.group.not_in((EMBEDDING, NORM, CONVOLUTION)), x.tied)
+        query = select(x.run_id, x.rows, x.cols, func.count()).where(x.run_id.in_(run_ids), x.rows > 1, is_product)
+        query = query.group_by(x.run_id, x.rows, x.cols)
         found: dict[str, dict[tuple[int, int], int]] = {run_id: {} for run_id in run_ids}
         with self.session() as session:
             for run_id, rows, cols, count in session.execute(query):

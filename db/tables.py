@@ -22,6 +22,7 @@ from sqlalchemy import (
     String,
     Text,
     TypeDecorator,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -145,6 +146,7 @@ class StandingTable(Base):
     gemm_speedup: Mapped[float | None] = mapped_column(Float)
     bits_per_weight: Mapped[float | None] = mapped_column(Float)
     coverage: Mapped[float | None] = mapped_column(Float)
+    uncast_share: Mapped[float | None] = mapped_column(Float)  # of the blocks' matrix weights
     model_bytes: Mapped[float | None] = mapped_column(Float)
     weight_sqnr_db: Mapped[float | None] = mapped_column(Float)
     pinned: Mapped[bool] = mapped_column(Boolean, default=False)
@@ -218,6 +220,8 @@ class LayerTable(OfStage, Base):
     relative_error: Mapped[float | None] = mapped_column(Float)
     flushed: Mapped[float | None] = mapped_column(Float)
     clipped: Mapped[float | None] = mapped_column(Float)
+    group: Mapped[str] = mapped_column(String(16), server_default="other")
+    tied: Mapped[bool] = mapped_column(Boolean, server_default=false())
 
 
 class GemmPointTable(OfStage, Base):

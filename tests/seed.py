@@ -168,9 +168,10 @@ def _layers(recipe: Recipe, backend: str, rng: np.random.Generator) -> list[Row]
                     f"model.layers.{block}.{part}", n, k, cast.text if cast else "", backend if cast else "kept",
                     "" if cast else "the recipe casts nothing", cast.bits_per_element(n, k) if cast else 16.0, sqnr,
                     10 ** (-sqnr / 20) if sqnr else None, 0.0004 if cast else None, 0.0 if cast else None,
+                    group="attention" if "attn" in part else "mlp",
                 )
             )  # fmt: skip
-    rows.append(Layer("lm_head", 49152, 576, "", "kept", "lm_head is kept unless also= names it", 16.0))
+    rows.append(Layer("lm_head", 49152, 576, "", "kept", "lm_head is kept unless also= names it", 16.0, group="head"))
     return rows
 
 

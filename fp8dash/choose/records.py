@@ -41,11 +41,19 @@ class Window:
     top1: float
 
 
+ATTENTION, MLP, EXPERTS, ROUTER, HEAD, EMBEDDING, NORM, CONVOLUTION, OTHER = LAYER_GROUPS = (
+    "attention", "mlp", "experts", "router", "head", "embedding", "norm", "convolution", "other",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One weight: what was done to it, why, and the error that it cost."""
+    """One parameter of the model: what was done to it, why, and the error that it cost.
 
-    name: str
+    A model's layers are its parameters, each once. More than two dimensions are flattened into rows; a vector has one.
+    """
+
+    name: str  # of the module for its `weight`, else of the parameter
     rows: int
     cols: int
     cast: str  # the weight cast's text; empty where the weight was kept
@@ -56,6 +64,8 @@ class Layer:
     relative_error: float | None = None  # ‖W - Ŵ‖ / ‖W‖
     flushed: float | None = None  # share of non-zero weights that became zero
     clipped: float | None = None  # share of weights beyond the largest code
+    group: str = OTHER  # where in the model it stands: one of LAYER_GROUPS
+    tied: bool = False  # an embedding that is the head too: stored once, read by both
 
 
 @dataclass(frozen=True, slots=True)

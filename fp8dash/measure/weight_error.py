@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Layer, Measurement, Progress
+from fp8dash.choose.records import EMBEDDING, HEAD, HIGHER, LOWER, NEITHER, NORM, OTHER, Layer, Measurement, Progress
 from fp8dash.model.swap import KEPT, Swap
 from fp8dash.quant.error import CastError
 
@@ -41,12 +41,13 @@ def weight_error(swaps: Iterable[Swap], total: int) -> Iterator[Progress | Layer
 
 def _layer(swap: Swap) -> Layer:
     rows, cols = swap.shape
+    group = {"lm_head": HEAD, "embeddings": EMBEDDING, "norms": NORM}.get(swap.group, OTHER)
     if swap.cast is None or swap.error is None:
-        return Layer(swap.name, rows, cols, "", swap.backend, swap.reason, float(swap.bits))
+        return Layer(swap.name, rows, cols, "", swap.backend, swap.reason, float(swap.bits), group=group)
     bits, error = swap.cast.bits_per_element(rows, cols), swap.error
     return Layer(
         swap.name, rows, cols, swap.cast.text, swap.backend, swap.reason, bits,
-        error.sqnr_db, error.relative_error, error.flushed_share, error.clipped_share,
+        error.sqnr_db, error.relative_error, error.flushed_share, error.clipped_share, group,
     )  # fmt: skip
 
 

@@ -176,11 +176,7 @@ def test_the_migration_fills_the_rows_that_the_product_writes(tmp_path):
     fill(store)
     written, keys = columns(store, StandingTable), columns(store, RunTable)
     store.close()
-    with sqlite3.connect(file) as connection:  # as it was before
-        connection.execute("DROP TABLE standing")
-        connection.execute("DROP INDEX ix_run_request_hash")
-        connection.execute("ALTER TABLE run DROP COLUMN request_hash")
-        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+    _at_revision(f"sqlite:///{file}", "0006")  # as it was before
     store = Store(f"sqlite:///{file}")
     assert columns(store, StandingTable) == written and len(written) == 15
     assert columns(store, RunTable) == keys
