@@ -22,6 +22,7 @@ from fp8dash.choose.checkpoint import quantization_config
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Artefact, Progress
 from fp8dash.errors import ModelError
+from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, weight_files
 from fp8dash.model.swap import CodesLinear, EmulatedLinear
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
@@ -29,8 +30,6 @@ from fp8dash.quant.packing import pack
 
 CAST = (EmulatedLinear, CodesLinear)
 WEIGHT, KEYS = ".weight", ".k_proj"
-COPIED = ("*.json", "*.jinja", "*.model", "*.txt")  # of the tokenizer and the generation settings
-INDEX = "model.safetensors.index.json"
 
 
 def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[Progress, None, Artefact]:
@@ -77,7 +76,8 @@ def _write_weights(
     """Each file of the model as a file of the same name, and the index that tells where each tensor is."""
     missing, total, done = set(cast), 0, 0
     places: dict[str, str] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    files = weight_files(folder)
+    for file in files:
         written: dict[str, Tensor] = {}
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 (not a mapping)
@@ -89,8 +89,9 @@ def _write_weights(
                 missing -= {name} if weights else set()
         if not places:
             written |= scales
-        save_file(written, made / file.name, metadata={"format": "pt"})
-        places |= dict.fromkeys(written, file.name)
+        target = file.name if len(files) > 1 else WEIGHTS
+        save_file(written, made / target, metadata={"format": "pt"})
+        places |= dict.fromkeys(written, target)
         total += sum(int(tensor.nbytes) for tensor in written.values())
     if missing:
         raise ModelError(f"{folder} holds no weight of {min(missing)} under that name: this model cannot be exported.")
@@ -120,22 +121,21 @@ def _made_beforehand(model: Any) -> dict[str, Tensor]:
 
 def _write_rest(folder: Path, made: Path, quantization: dict[str, Any]) -> None:
     """The configuration, the tokenizer and the generation settings; nothing that could run."""
-    for pattern in COPIED:
-        for file in folder.glob(pattern):
-            if file.name not in ("config.json", INDEX):
-                shutil.copyfile(file, made / file.name)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    config.pop("auto_map", None)
+    for file in companion_files(folder):
+        copy = made / file.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+    config = {key: value for key, value in config_of(folder).items() if key not in ("auto_map", "transformers_weights")}
     config["quantization_config"] = quantization
-    (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     os.chmod(made, 0o755)
 
 
 def _measured(place: Path) -> tuple[int, str]:
     """Bytes of all files, and the SHA-256 over their names and contents in the order of names."""
     size, digest = 0, hashlib.sha256()
-    for file in sorted(place.iterdir()):
-        digest.update(file.name.encode())
+    for file in sorted(file for file in place.rglob("*") if file.is_file()):
+        digest.update(file.relative_to(place).as_posix().encode())
         size += file.stat().st_size
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)  # goes on with what was digested before

@@ -23,6 +23,7 @@ from torch import nn
 from fp8dash.choose.catalog import DEMO, DEMO_WHEEL
 from fp8dash.choose.hardware import Device
 from fp8dash.errors import InvalidChoice, ModelError
+from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, config_of, weight_files
 
 DTYPE = torch.bfloat16  # of every baseline
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -99,12 +100,12 @@ def load(folder: Path, device: torch.device) -> LoadedModel:
 
 
 def content_hash(folder: Path) -> str:
-    """SHA-256 over a folder's tensors and what of its config bears on them, whatever it is called."""
+    """SHA-256 over a folder's weight files and what of its config bears on them, whatever it is called."""
     digest = hashlib.sha256()
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = config_of(folder)
     kept = {key: value for key, value in config.items() if key not in ("transformers_version", "_name_or_path")}
     digest.update(json.dumps(kept, sort_keys=True).encode())
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with file.open("rb") as stream:
             while block := stream.read(BLOCK):
                 digest.update(block)
@@ -140,19 +141,20 @@ def head_of(model: Any) -> nn.Module:
 
 
 def _trusted(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG).is_file():
         raise ModelError(f"{folder} has no config.json: choose a folder in Hugging Face layout.")
-    if not any(folder.glob("*.safetensors")):
+    config = config_of(folder)
+    if not any((folder / name).exists() for name in (WEIGHTS, INDEX, str(config.get("transformers_weights")))):
         if any(file for pattern in PICKLES for file in folder.glob(pattern)):
             raise ModelError(
                 f"{folder} holds pickled weights only, which can run code when loaded: convert them to safetensors."
             )
-        raise ModelError(f"{folder} holds no *.safetensors weights: choose a folder that does.")
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}/config.json cannot be read: {error}") from error
-    if "quantization_config" in config:
+        raise ModelError(
+            f"{folder} holds no *.safetensors weights under the names that loaders read ({WEIGHTS}, or {INDEX} and the "
+            "files that it names): choose a folder that does."
+        )
+    weight_files(folder)
+    if config.get("quantization_config") is not None:
         raise ModelError(f"{folder} is quantized already: choose the checkpoint that it was made from.")
     return folder
 

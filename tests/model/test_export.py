@@ -183,3 +183,18 @@ def test_every_preset_can_be_deployed_or_says_why_not(name):
     for way in deployments(PRESETS[name].recipe, "org/name; rm -rf", None):
         assert way.text or way.note.endswith("."), way
         assert "name; rm" not in way.text or "'org/name; rm -rf'" in way.text
+
+
+def test_only_the_files_that_the_loader_reads_are_exported(tiny, tmp_path):
+    import shutil
+
+    from safetensors.torch import save_file
+
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    doubled = {key: 2 * tensor for key, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(doubled, folder / "model-old.safetensors", metadata={"format": "pt"})  # sorts before the model's own
+    (folder / "model-old.safetensors.index.json").write_text("{}")
+    _, plain = exported(tiny, tmp_path / "plain", "w=e4m3fn/row")
+    _, beside = exported(folder, tmp_path / "beside", "w=e4m3fn/row")
+    assert (beside.size_bytes, beside.sha256) == (plain.size_bytes, plain.sha256)
+    assert not list((tmp_path / "beside").glob("model-old*"))

@@ -1,0 +1,98 @@
+"""A checkpoint folder as files: which of them are read when the model is loaded, and what their JSON says. No torch.
+
+Whatever else lies in the folder (an older copy of the weights, a shard that no index names, a file of another tool) is
+not part of the model: it is neither trusted, hashed, sized nor exported.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fp8dash.errors import ModelError
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = (  # what tokenizers of transformers read, and the prompts' frames
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "chat_template.json",
+    "chat_template.jinja", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+GENERATION = "generation_config.json"
+PROCESSORS = "*processor_config.json"  # of images and sound: engines ask for them
+LARGEST_JSON = 64 << 20  # bytes; an index of a hundred thousand tensors takes ten million
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The model's config.json; raises ModelError."""
+    return read_json(folder / CONFIG)
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The weight files that transformers reads from a folder, in the order of their names; raises ModelError.
+
+    `model.safetensors` where there is one, else the files that `model.safetensors.index.json` names; a config may name
+    another file or index with `transformers_weights` (transformers 5.24, `_get_resolved_checkpoint_files`).
+    """
+    named = config_of(folder).get("transformers_weights")
+    if named is not None:
+        first = _inside(folder, named, CONFIG)
+    else:
+        first = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
+        if not first.exists():
+            raise ModelError(f"{folder} holds neither {WEIGHTS} nor {INDEX}: choose a folder with safetensors weights.")
+    if not first.name.endswith(".index.json"):
+        return (_regular(first),)
+    places = read_json(first).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"{first} has no weight_map that names the weight files: fetch the checkpoint anew.")
+    names = {name if isinstance(name, str) else "" for name in places.values()}
+    return tuple(_regular(_inside(folder, name, first.name)) for name in sorted(names))
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The files from which transformers makes the tokenizer and its chat templates, in the order of their names."""
+    return _matching(folder, TOKENIZER)
+
+
+def companion_files(folder: Path) -> tuple[Path, ...]:
+    """What belongs to a checkpoint beside its weights, index and config: what engines read of it too."""
+    return _matching(folder, (*TOKENIZER, GENERATION, PROCESSORS))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object of a JSON file; raises ModelError for one that cannot be read, is too large or holds anything else."""
+    try:
+        size = _regular(file).stat().st_size
+        if size > LARGEST_JSON:
+            raise ModelError(f"{file} is larger than {LARGEST_JSON >> 20} MiB, which no {file.name} is: replace it.")
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. Fetch the checkpoint anew.") from error
+    except RecursionError as error:
+        raise ModelError(f"{file} is nested too deeply to be read: fetch the checkpoint anew.") from error
+    if not isinstance(content, dict):
+        kind = "null" if content is None else type(content).__name__
+        raise ModelError(f"{file} holds a JSON {kind} where an object is due: fetch the checkpoint anew.")
+    return content
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}))
+
+
+def _inside(folder: Path, name: Any, source: str) -> Path:
+    """The file of this plain name in the folder; raises ModelError for a path that leads elsewhere."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise ModelError(
+            f"{folder / source} names the weight file “{name}”, which does not lie beside it: choose a checkpoint "
+            "whose files are in one folder."
+        )
+    return folder / name
+
+
+def _regular(file: Path) -> Path:
+    """The file, which must be a regular one: a pipe or device would be read without end. Raises ModelError."""
+    if not file.exists():
+        raise ModelError(f"{file} is missing: fetch the checkpoint anew.")
+    if not file.is_file():
+        raise ModelError(f"{file} is not a regular file: choose a folder in Hugging Face layout.")
+    return file
