@@ -350,8 +350,7 @@ class Store:
 
 def request_key(request: Request) -> str:
     """The same for the same request, whoever asks, and also once a request has more fields: defaults are left out."""
-    unusual = {f.name: value for f in dataclasses.fields(Request) if (value := getattr(request, f.name)) != f.default}
-    return hashlib.sha256(json.dumps(unusual, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(request.unusual(), sort_keys=True).encode()).hexdigest()
 
 
 def _runs() -> Any:

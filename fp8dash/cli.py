@@ -16,12 +16,10 @@ from pathlib import Path
 
 from db.rows import FINISHED, STATES, Run, at_work
 from db.store import Store
-from fp8dash.choose.mixed import GRANULARITIES
-from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS
+from fp8dash.choose.needles import KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.request import BACKENDS, GPU_WINDOW, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Request, usual_request
+from fp8dash.choose.request import LEAVES, Request, usual_request
 from fp8dash.choose.studies import QUESTIONS
-from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
 from fp8dash.report import comparison, export, study_evidence, study_files
@@ -77,11 +75,11 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(Request) if f.name != "recipe"}
+    fields = {name: getattr(options, name) for name in LEAVES if name != "recipe"}
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     with _opened() as (store, queue):
-        fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).window_length
-        requests = [Request(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
+        fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).windows.length
+        requests = [Request.of(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
         print("\n".join(run_ids))
         return _wait(store, run_ids, ()) if options.wait else 0
@@ -295,71 +293,40 @@ def _add_owner(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
-    default = Request()
     asked = "; ".join(f"{question.name}: {question.question}" for question in QUESTIONS.values())
     parser.add_argument("question", choices=QUESTIONS, metavar="QUESTION", help=asked)
-    parser.add_argument("--model", default=default.model, help="“demo”, a local folder or a Hub id")
-    parser.add_argument("--corpus", default=default.corpus, help="“pydocs” or a UTF-8 text file")
-    parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
-    parser.add_argument("--device", default=default.device)
+    for name in ("model", "corpus", "backend", "device"):
+        _add_field(parser, name)
     parser.add_argument("--wait", action="store_true", help="until all have ended, then print the answer")
     _add_owner(parser)
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
-    default = Request()
     names = ", ".join(PRESETS)
-    parser.add_argument("--model", default=default.model, help="“demo”, a local folder or a Hub id")
     parser.add_argument(
         "--recipe", action="append", help=f"{names}, or a text such as “w=e4m3fn/row a=e4m3fn/row”; repeatable"
     )
-    parser.add_argument("--corpus", default=default.corpus, help="“pydocs” or a UTF-8 text file")
-    parser.add_argument("--windows", type=int, default=default.windows)
-    parser.add_argument(
-        "--window-length", type=int, help=f"tokens (default: {default.window_length}, or {GPU_WINDOW} "
-        "where a worker with a GPU is alive)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--measures", type=_words, default=default.measures, help=f"comma separated: {', '.join(MEASURES)}"
-    )
-    parser.add_argument(
-        "--calibration", default=default.calibration, help="the text static and delayed scales are made from "
-        "(default: the corpus's end, never what is measured)"
-    )  # fmt: skip
-    parser.add_argument("--calibration-windows", type=int, default=default.calibration_windows)
-    parser.add_argument("--gemm-m", type=_numbers, default=default.gemm_m, help="comma separated rows")
-    parser.add_argument("--needle-lengths", type=_numbers, default=default.needle_lengths, help="tokens")
-    parser.add_argument("--needle-depths", type=_numbers, default=default.needle_depths, help="per cent")
-    parser.add_argument("--haystack", choices=HAYSTACKS, help="default: RULER's for the kind of needle")
-    parser.add_argument("--needle-kind", choices=KINDS, default=default.needle_kind, help="RULER's, without niah_")
-    parser.add_argument("--needle-repeats", type=int, default=default.needle_repeats, help="of each length and depth")
-    parser.add_argument("--needle-chat", choices=CHATS, default=default.needle_chat, help="frame by the chat template")
-    parser.add_argument("--tasks", type=_words, default=default.tasks, help="lm-eval's tasks, comma separated")
-    parser.add_argument("--task-limit", type=int, default=default.task_limit, help="documents a task; 0: all")
-    parser.add_argument("--task-prompt", choices=TASK_PROMPTS, default=default.task_prompt)
-    parser.add_argument(
-        "--task-precision", choices=TASK_PRECISIONS, default=default.task_precision, help="of log-probabilities"
-    )
-    parser.add_argument("--backend", choices=BACKENDS, default=default.backend)
-    parser.add_argument("--device", default=default.device)
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--convention", choices=CONVENTIONS, default=default.convention, help="of perplexity’s windows")
-    parser.add_argument("--stride", type=int, default=default.stride, help="tokens, of strided windows")
-    parser.add_argument("--bos", choices=BOS, default=default.bos)
-    parser.add_argument(
-        "--until", type=float, default=default.until, help="nats: stop once Δ ln PPL’s 95%% interval is ± this narrow"
-    )
-    parser.add_argument(
-        "--sensitivity", choices=GRANULARITIES, default=default.sensitivity, help="what is cast at once"
-    )
-    parser.add_argument(
-        "--sensitivity-budget", default=default.sensitivity_budget,
-        help="of the mixed recipe that is suggested: kld=0.01 (nats), kld=50%% of the whole recipe's, or bits=9.5",
-    )  # fmt: skip
-    parser.add_argument("--decode-batches", type=_numbers, default=default.decode_batches, help="prompts at once")
+    for name in LEAVES:
+        if name != "recipe":
+            _add_field(parser, name)
+    parser.set_defaults(window_length=None, haystack=None)  # by the workers, and by the kind of needle
     parser.add_argument("--study", default="From the command line", help="a name for runs submitted together")
     parser.add_argument("--wait", action="store_true", help="until all have ended; status 1 if one did not finish")
     _add_owner(parser)
+
+
+def _add_field(parser: argparse.ArgumentParser, name: str) -> None:
+    """A request's field as an option: its type, its choices and its default are the field's own."""
+    leaf = LEAVES[name]
+    limits, several = leaf.limits, " (comma separated)" if leaf.limits.several else ""
+    many = {int: _numbers, str: _words}
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=many[limits.kind] if limits.several else limits.kind,
+        choices=limits.choices or None if not limits.several else None,
+        default=leaf.default,
+        help=(limits.help + several).replace("%", "%%"),
+    )
 
 
 def _user() -> str:

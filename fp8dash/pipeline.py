@@ -139,16 +139,21 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 2, 3, "cutting the corpus")
     if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
-            loaded.tokenizer, bench.corpus, request.windows, request.window_length, loaded.context, request.reading
+            loaded.tokenizer,
+            bench.corpus,
+            request.windows.count,
+            request.windows.length,
+            loaded.context,
+            request.reading,
         )
     if "needle" in request.measures:
-        check_lengths(request.needle_lengths, loaded.context, KINDS[request.needle_kind])
+        check_lengths(request.needles.lengths, loaded.context, KINDS[request.needles.kind])
     bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
     if "tasks" in request.measures:
         from fp8dash.measure.harness import find_tasks  # lm-eval takes seconds to import
 
         yield Progress("load", 2, 3, "fetching the tasks’ data")
-        bench.tasks = find_tasks(request.tasks, loaded, tasks_dir())
+        bench.tasks = find_tasks(request.tasks.names, loaded, tasks_dir())
     bench.base_head = head_of(loaded.model)
     bench.passes.watch(loaded.model, bench.base_head)
     linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
@@ -159,7 +164,7 @@ def _load(bench: Bench) -> Iterator[Item]:
 def _baseline(bench: Bench) -> Iterator[Item]:
     measures, facts = bench.request.measures, (bench.loaded.content_hash, bench.device.label)
     if "needle" in measures:
-        bench.prompts = build_prompts(bench.loaded, _grid(bench.request, bench.corpus), bench.request.needle_chat)
+        bench.prompts = build_prompts(bench.loaded, _grid(bench.request, bench.corpus), bench.request.needles.chat)
     if COMPARED & set(measures):
         yield from _token_baseline(bench)
     if "kv" in measures:
@@ -187,10 +192,10 @@ def _gradients(bench: Bench) -> Iterator[Item]:
 
 
 def _sensitivity(bench: Bench) -> Iterator[Item]:
-    request, budget = bench.request, parse_budget(bench.request.sensitivity_budget)
+    request, budget = bench.request, parse_budget(bench.request.sensitivity.budget)
     observed = yield from _observed(bench, "sensitivity")
     probed = (bench.loaded.model, bench.base_head, bench.windows, bench.baseline)
-    yield from sensitivity(*probed, bench.recipe, request.sensitivity, budget, observed)
+    yield from sensitivity(*probed, bench.recipe, request.sensitivity.granularity, budget, observed)
 
 
 def _observed(bench: Bench, stage: str) -> Generator[Progress, None, Observed]:
@@ -219,20 +224,21 @@ def _quantize(bench: Bench) -> Iterator[Item]:
             yield item
     yield from calibrated(model, bench.recipe)
     if bench.recipe.kv:
-        yield from kv_memory(model, bench.recipe.kv, bench.request.window_length)
+        yield from kv_memory(model, bench.recipe.kv, bench.request.windows.length)
     others = (EMULATED,) if bench.recipe.casts_attention else ()
     bench.backend = bench.facts["backend"] = backend_of(layers, *others)
 
 
 def _gemm(bench: Bench) -> Iterator[Item]:
-    yield from gemm(bench.shapes, bench.recipe, bench.request.gemm_m, bench.device, bench.where, bench.request.seed)
+    request = bench.request
+    yield from gemm(bench.shapes, bench.recipe, request.gemm.m, bench.device, bench.where, request.seed)
 
 
 def _perplexity(bench: Bench) -> Iterator[Item]:
     request, model = bench.request, bench.loaded.model
     yield from perplexity(
         model, bench.base_head, bench.windows, bench.baseline, bench.backend, request.seed, bench.recipe.kv,
-        request.until,
+        request.windows.until,
     )  # fmt: skip
     yield from clipped(model, bench.backend)
 
@@ -252,14 +258,15 @@ def _needle(bench: Bench) -> Iterator[Item]:
                 answers.append(item)
             else:
                 yield item
-    frame = f"in {request.haystack}, chat template {chat_of(bench.loaded.tokenizer, request.needle_chat)}"
+    chat = chat_of(bench.loaded.tokenizer, request.needles.chat)
+    frame = f"in {request.needles.haystack}, chat template {chat}"
     yield from needle(bench.prompts, answers, bench.needle_baseline, bench.backend, request.seed, frame)
 
 
 def _grid(request: Request, corpus: Corpus) -> Grid:
-    haystack = haystack_of(request.haystack, corpus.text)
-    kind = KINDS[request.needle_kind]
-    return Grid(request.needle_lengths, request.needle_depths, haystack, kind, request.needle_repeats, request.seed)
+    needles = request.needles
+    haystack = haystack_of(needles.haystack, corpus.text)
+    return Grid(needles.lengths, needles.depths, haystack, KINDS[needles.kind], needles.repeats, request.seed)
 
 
 def _export(bench: Bench) -> Iterator[Item]:
@@ -272,14 +279,14 @@ def _tasks(bench: Bench) -> Iterator[Item]:
     from fp8dash.measure.harness import Asking, harness
 
     request = bench.request
-    asking = Asking(request.task_limit, request.task_prompt, request.task_precision)
+    asking = Asking(request.tasks.limit, request.tasks.prompt, request.tasks.precision)
     yield from harness(bench.loaded, bench.tasks, asking, bench.backend, bench.recipe.kv)
 
 
 def _decode(bench: Bench) -> Iterator[Item]:
     request, loaded = bench.request, bench.loaded
     backend = EMULATED if bench.recipe.kv else bench.backend  # no kernel here reads a cast cache
-    yield from decode(loaded.model, loaded.context, request.decode_batches, backend, request.seed)
+    yield from decode(loaded.model, loaded.context, request.decode.batches, backend, request.seed)
 
 
 STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
@@ -304,9 +311,9 @@ def _calibration(bench: Bench, loaded: LoadedModel) -> tuple[Tensor | None, dict
     request = bench.request
     if not bench.recipe.needs_calibration:
         return None, {}
-    corpus = load_corpus(request.calibration) if request.calibration else bench.corpus
-    measured = request.windows * request.window_length if corpus.content_hash == bench.corpus.content_hash else 0
-    count, length = request.calibration_windows, request.window_length
+    corpus = load_corpus(request.calibration.corpus) if request.calibration.corpus else bench.corpus
+    measured = request.windows.tokens if corpus.content_hash == bench.corpus.content_hash else 0
+    count, length = request.calibration.windows, request.windows.length
     windows = calibration_windows(loaded.tokenizer, corpus, count, length, measured)
     told = {"corpus": corpus.name, "hash": corpus.content_hash, "windows": count, "window_length": length}
     return windows, {"calibration": told}

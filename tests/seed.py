@@ -76,7 +76,7 @@ def fill(store: Store, *, now: datetime | None = None) -> dict[str, str]:
     mine = store.add_study("Down projections kept", "ada")
     ids["failed"] = _other(
         store,
-        Request(recipe="w=e5m2/tensor a=e5m2/tensor", backend="native"),
+        Request.of(recipe="w=e5m2/tensor a=e5m2/tensor", backend="native"),
         "failed",
         hostile,
         "<b>mallory</b>",
@@ -90,7 +90,7 @@ def fill(store: Store, *, now: datetime | None = None) -> dict[str, str]:
     )
     ids["cancelled"] = _other(
         store,
-        Request(recipe="w=int8/1x128"),
+        Request.of(recipe="w=int8/1x128"),
         "cancelled",
         mine,
         "ada",
@@ -102,7 +102,7 @@ def fill(store: Store, *, now: datetime | None = None) -> dict[str, str]:
     )
     ids["running"] = _other(
         store,
-        Request(recipe="w=e4m3fn/128x128 a=e4m3fn/1x128 skip=*.down_proj"),
+        Request.of(recipe="w=e4m3fn/128x128 a=e4m3fn/1x128 skip=*.down_proj"),
         "running",
         mine,
         "ada",
@@ -113,7 +113,7 @@ def fill(store: Store, *, now: datetime | None = None) -> dict[str, str]:
         started_at=now - timedelta(minutes=1),
     )
     ids["queued"] = _other(
-        store, Request(recipe="w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil skip=*.down_proj"), "queued", mine, "ada", now
+        store, Request.of(recipe="w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil skip=*.down_proj"), "queued", mine, "ada", now
     )
     return ids
 
@@ -288,7 +288,7 @@ def _finished(store: Store, name: str, device: str, study: str, owner: str, when
     recipe = PRESETS[name].recipe
     rows = rows_of(name, recipe, device)
     backend = "baseline" if recipe.is_baseline else "emulated" if device == CPU else "native"
-    request = Request(recipe=recipe.text, backend="emulated" if device == CPU else "native")
+    request = Request.of(recipe=recipe.text, backend="emulated" if device == CPU else "native")
     run_id, _ = store.add_run(request, owner=owner, study_id=study)
     took = sum(SECONDS.values())
     _change(

@@ -93,7 +93,7 @@ def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
         (["submit", "--study", " "], "The study has no name"),
         (["submit", "--owner", ""], "The owner has no name"),
         (["submit", "--windows", "0"], "out of range"),
-        (["submit", "--tasks", "/tmp/task.yaml"], "not the name of a task"),
+        (["submit", "--tasks", "/tmp/task.yaml"], "is not a task's name"),
         (["submit", "--measures", "tasks"], "No task is named"),
         (["cancel", "nope"], "nope"),
         (["retry", "nope"], "nope"),
@@ -111,7 +111,7 @@ def test_submit_names_tasks_and_how_many_documents(capsys):
     store = Store(database_url())
     request = store.run(run_id).request
     store.close()
-    assert (request.tasks, request.task_limit) == (("fp8dash_pydocs", "arc_easy"), 100)
+    assert (request.tasks.names, request.tasks.limit) == (("fp8dash_pydocs", "arc_easy"), 100)
     assert request.measures == ("gemm", "perplexity", "needle", "tasks")
 
 

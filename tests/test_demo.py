@@ -27,7 +27,7 @@ def study(cache):
     found = {}
     for recipe in (*DEMO_STUDY, FINE):
         measures = ("perplexity", "needle") if recipe == "BF16" else ("perplexity",)
-        request = Request(recipe=recipe, backend="emulated", measures=measures)
+        request = Request.of(recipe=recipe, backend="emulated", measures=measures)
         rows = [
             row
             for item in run_stages(request, frozenset(), cache)

@@ -13,7 +13,7 @@ SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1, 4), "needle_lengths": 
 
 @pytest.fixture
 def request_(tiny, corpus_file):
-    return Request(model=str(tiny), recipe="FP8_DYNAMIC", corpus=str(corpus_file), backend="emulated", **SMALL)
+    return Request.of(model=str(tiny), recipe="FP8_DYNAMIC", corpus=str(corpus_file), backend="emulated", **SMALL)
 
 
 def results(request, done, cache):
@@ -70,15 +70,13 @@ def test_a_run_taken_up_again_measures_only_what_is_left(request_, tmp_path):
 
 
 def test_measures_may_be_left_out(request_, tmp_path):
-    import dataclasses
 
-    found = results(dataclasses.replace(request_, measures=("gemm",)), (), tmp_path)
+    found = results(request_.but(measures=("gemm",)), (), tmp_path)
     assert list(found) == ["load", "baseline", "quantize", "gemm"] and not found["baseline"].rows
     assert not (tmp_path / "baselines").exists()
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_path):
-    import dataclasses
 
     for change, error, said in (
         ({"needle_lengths": (4096,)}, CorpusError, "exceed the model's context"),
@@ -88,7 +86,7 @@ def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_p
     ):
         seen = []
         with pytest.raises(error, match=said):
-            seen += run_stages(dataclasses.replace(request_, **change), frozenset(), tmp_path)
+            seen += run_stages(request_.but(**change), frozenset(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_p
 )
 def test_a_request_that_cannot_be_is_refused_with_what_to_change(change, said):
     with pytest.raises(InvalidChoice, match=said):
-        Request(**change).checked()
+        Request.of(**change).checked()
 
 
 def test_a_request_of_a_newer_version_is_refused():

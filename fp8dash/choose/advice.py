@@ -50,13 +50,15 @@ def advise(
 def advise_request(request: Request, shape: ModelShape | None) -> tuple[Advice, ...]:
     """Remarks on how a request measures."""
     remarks = []
-    if request.windows < FEW_WINDOWS and "perplexity" in request.measures:
-        remarks.append(Advice("warning", f"{request.windows} windows are few: the interval of ln PPL will be wide."))
-    if shape and shape.context and request.window_length > shape.context:
+    if request.windows.count < FEW_WINDOWS and "perplexity" in request.measures:
+        remarks.append(
+            Advice("warning", f"{request.windows.count} windows are few: the interval of ln PPL will be wide.")
+        )
+    if shape and shape.context and request.windows.length > shape.context:
         remarks.append(
             Advice(
                 "warning",
-                f"Windows of {request.window_length:,} tokens exceed the model's context of {shape.context:,}.",
+                f"Windows of {request.windows.length:,} tokens exceed the model's context of {shape.context:,}.",
             )
         )
     return tuple(remarks)

@@ -3,7 +3,6 @@
 A study is stored by its name alone, so a question's words and a grid's text read back into the recipes they stand for.
 """
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -47,13 +46,13 @@ class Question:
         """One request a recipe, in canonical form; model, corpus, backend, device and seed are those of `base`, and its
         windows' length where the question has none of its own. Raises InvalidChoice.
         """
-        own = self.request.window_length != Request().window_length
-        carried = {name: getattr(base, name) for name in (*CARRIED, *(() if own else ("window_length",)))}
-        return [dataclasses.replace(self.request, recipe=recipe, **carried).checked() for recipe in self.recipes]
+        own = self.request.windows.length != Request().windows.length
+        carried = {name: base.flat[name] for name in (*CARRIED, *(() if own else ("window_length",)))}
+        return [self.request.but(recipe=recipe, **carried).checked() for recipe in self.recipes]
 
 
 ACCUMULATED = "w=e4m3fn/row a=e4m3fn/row"
-MEASURED_FEW = Request(windows=4, window_length=64, measures=("perplexity",))  # the fewest that give an interval
+MEASURED_FEW = Request.of(windows=4, window_length=64, measures=("perplexity",))  # the fewest that give an interval
 
 QUESTIONS = {
     question.name: question

@@ -5,6 +5,7 @@ Numbers of unlike conventions lie on unlike scales: each has a method of its own
 
 from dataclasses import dataclass
 
+from fp8dash.choose.limits import choice, whole
 from fp8dash.errors import InvalidChoice
 
 
@@ -39,9 +40,11 @@ BOS = {
 class Reading:
     """A convention with its stride and its rule for BOS."""
 
-    convention: str = "disjoint"
-    stride: int = 0  # tokens from one window's start to the next's; only where windows overlap
-    bos: str = "none"
+    convention: str = choice("disjoint", CONVENTIONS, what="convention", help="of perplexity’s windows")
+    stride: int = whole(  # from one window's start to the next's; only where windows overlap
+        0, 0, 1_048_576, what="stride", help="tokens, of strided windows"
+    )
+    bos: str = choice("none", BOS, what="rule for BOS")
 
     def checked(self, length: int) -> "Reading":
         """This reading, where windows of `length` tokens can be read so; raises InvalidChoice."""

@@ -13,9 +13,9 @@ from fp8dash.choose.request import Request
 NEWEST = 20  # runs that are looked at
 PREPARING = ("load", "baseline", "quantize")
 AMOUNTS: dict[str, Callable[[Request], float]] = {  # what a stage's time grows with; the others' is their own
-    "perplexity": lambda asked: asked.windows * asked.window_length,
-    "needle": lambda asked: sum(asked.needle_lengths) * len(asked.needle_depths) * asked.needle_repeats,
-    "decode": lambda asked: len(asked.decode_batches),
+    "perplexity": lambda asked: asked.windows.tokens,
+    "needle": lambda asked: sum(asked.needles.lengths) * len(asked.needles.depths) * asked.needles.repeats,
+    "decode": lambda asked: len(asked.decode.batches),
 }
 
 
@@ -29,7 +29,7 @@ class Pace:
         """Of one run; None where a stage of it was never timed, or its products are simulated, which takes far longer.
 
         >>> pace = Pace({"load": 1.0, "baseline": 2.0, "quantize": 1.0, "perplexity": 0.001})
-        >>> pace.seconds(Request(windows=4, window_length=500, measures=("perplexity",)))
+        >>> pace.seconds(Request.of(windows=4, window_length=500, measures=("perplexity",)))
         6.0
         >>> pace.seconds(Request())
         """

@@ -63,8 +63,8 @@ def short(name: str) -> str:
 def setting(request: Request) -> str:
     """How a request measures, in a few words."""
     read = f", {request.reading.short}" if request.reading.short else ""
-    until = f", until ±{request.until:g} nats" if request.until else ""
-    return f"{request.windows} windows of {request.window_length} tokens{read}{until}"
+    until = f", until ±{request.windows.until:g} nats" if request.windows.until else ""
+    return f"{request.windows.count} windows of {request.windows.length} tokens{read}{until}"
 
 
 def cut(method: str) -> str:

@@ -121,8 +121,8 @@ def needle_over_generate() -> float:
     """How much more a needle grid costs than the answers alone; lower is better."""
     loaded = load(locate("demo", cache_dir()), torch_device("auto"))
     request = Request()
-    grid = Grid(request.needle_lengths, request.needle_depths, haystack_of("noise", ""))
-    prompts = build_prompts(loaded, grid, request.needle_chat)
+    grid = Grid(request.needles.lengths, request.needles.depths, haystack_of("noise", ""))
+    prompts = build_prompts(loaded, grid, request.needles.chat)
 
     def generate() -> None:
         for prompt in prompts:

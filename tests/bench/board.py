@@ -191,12 +191,12 @@ def _run(
         "request_hash": f"{hash(text):x}", "attempt": 1, "stage": "needle", "stage_share": 1.0, "message": "",
         "model_hash": model[-8:], "corpus_hash": "c0ffee", "facts": json.dumps(_FACTS), "started_at": _time(i), **same,
     }  # fmt: skip
-    parts = (model[-8:], "c0ffee", request.windows, request.window_length, "kld/1", device)
+    parts = (model[-8:], "c0ffee", request.windows.count, request.windows.length, "kld/1", device)
     formats, tiles = recipe_facets(text)
     study = f"Study {i // STUDY}"
     standing = {
-        "run_id": run_id, "study": study, "formats": formats, "tiles": tiles, "windows": request.windows,
-        "window_length": request.window_length, "method": "kld/1", "group_key": group_key(parts), "pinned": 0,
+        "run_id": run_id, "study": study, "formats": formats, "tiles": tiles, "windows": request.windows.count,
+        "window_length": request.windows.length, "method": "kld/1", "group_key": group_key(parts), "pinned": 0,
         "words": " ".join((preset or "", text, model, study, owner, run_id)).lower(), "note": "", "note_by": "",
         **same, **_numbers(kld, rng),
     }  # fmt: skip

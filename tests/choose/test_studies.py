@@ -13,13 +13,13 @@ from fp8dash.stats import FEWEST_WINDOWS
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 def test_a_questions_requests_are_accepted_start_with_the_baseline_and_differ(question):
-    requests = question.requests(Request(backend="emulated", seed=3))
+    requests = question.requests(Request.of(backend="emulated", seed=3))
     assert requests[0].recipe == "bf16"
     assert len(set(requests)) == len(requests) == len(question.recipes) > 2
     for request in requests:
         assert request == request.checked() and (request.backend, request.seed) == ("emulated", 3)
         assert parse_recipe(request.recipe).text == request.recipe
-        assert request.windows >= FEWEST_WINDOWS  # else no difference has an interval
+        assert request.windows.count >= FEWEST_WINDOWS  # else no difference has an interval
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
@@ -40,7 +40,7 @@ def test_every_cache_is_read_by_the_same_paths_the_baselines_too():
 
 def test_simulated_accumulators_read_few_short_windows():
     requests = QUESTIONS["accumulator"].requests(Request())
-    assert all(r.windows * r.window_length <= 256 and r.measures == ("perplexity",) for r in requests)
+    assert all(r.windows.tokens <= 256 and r.measures == ("perplexity",) for r in requests)
     assert all(parse_recipe(request.recipe).accumulator for request in requests[1:])
 
 

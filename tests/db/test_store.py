@@ -135,10 +135,10 @@ def test_a_database_that_cannot_be_is_a_sentence(url):
 
 
 def test_identical_active_requests_are_one_run_and_ended_ones_are_not(store):
-    first, new = store.add_run(Request(recipe="fp8_dynamic"), owner="me")
-    assert new and store.add_run(Request(recipe="w=e4m3fn/row a=e4m3fn/token"), owner="you") == (first, False)
-    assert store.add_run(Request(recipe="FP8_BLOCK"), owner="me")[1]
-    assert store.last_like(Request(recipe="FP8_DYNAMIC")).id == first
+    first, new = store.add_run(Request.of(recipe="fp8_dynamic"), owner="me")
+    assert new and store.add_run(Request.of(recipe="w=e4m3fn/row a=e4m3fn/token"), owner="you") == (first, False)
+    assert store.add_run(Request.of(recipe="FP8_BLOCK"), owner="me")[1]
+    assert store.last_like(Request.of(recipe="FP8_DYNAMIC")).id == first
 
 
 def test_empty_names_are_refused_with_what_to_do(store):
@@ -255,7 +255,7 @@ def test_a_note_bears_who_and_when_and_a_pin_is_asked_for(store):
 
 
 def test_a_submission_of_duplicates_alone_makes_no_study(store):
-    twice = [Request(recipe="INT8"), Request(recipe="w=int8/channel a=int8/token"), Request(recipe="MXFP8")]
+    twice = [Request.of(recipe="INT8"), Request.of(recipe="w=int8/channel a=int8/token"), Request.of(recipe="MXFP8")]
     first = store.add_runs(twice, owner="ada", study="Tiles")
     assert first[0] == first[1] != first[2]
     assert store.add_runs(twice, owner="bob", study="The same") == first
@@ -266,14 +266,14 @@ def test_a_submission_of_duplicates_alone_makes_no_study(store):
 
 def test_a_request_is_like_one_from_before_its_newest_field():
     assert request_key(Request()) == request_key(Request.from_json({}))
-    assert request_key(Request(seed=1)) != request_key(Request())
+    assert request_key(Request.of(seed=1)) != request_key(Request())
 
 
 def test_names_are_data_never_sql(store):
     evil = "'); DROP TABLE run; --"
-    study = store.add_study(evil, evil)
-    run_id, _ = store.add_run(Request(model=evil), owner=evil, study_id=study)
-    assert (store.run(run_id).study, store.run(run_id).model) == (evil, evil)
+    study = store.add_study(evil, f"/models/{evil}")
+    run_id, _ = store.add_run(Request(model=f"/models/{evil}"), owner=evil, study_id=study)
+    assert (store.run(run_id).study, store.run(run_id).model) == (evil, f"/models/{evil}")
 
 
 def test_runs_whose_decoding_was_timed_are_found_by_device_and_backend(store):

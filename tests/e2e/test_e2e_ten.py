@@ -34,7 +34,7 @@ def write(store: Store, worker: str, enough: threading.Event) -> int:
     made = 0
     while not enough.is_set():
         made += 1
-        run_id, _ = store.add_run(Request(recipe="FP8_DYNAMIC", seed=made), owner=f"person {made}")
+        run_id, _ = store.add_run(Request.of(recipe="FP8_DYNAMIC", seed=made), owner=f"person {made}")
         claim = claims.claim(run_id, worker)
         assert claim
         for stage, rows in rows_of("FP8_DYNAMIC", PRESETS["FP8_DYNAMIC"].recipe, CPU).items():

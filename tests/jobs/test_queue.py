@@ -46,17 +46,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(model: Path, corpus: Path) -> Request:
     """Seconds, nearly all of them the import of torch."""
-    return Request(
-        str(model), "w=e4m3fn/tensor", str(corpus), measures=("gemm",), gemm_m=(1,), device="cpu", backend="emulated"
+    return Request.of(
+        model=str(model),
+        recipe="w=e4m3fn/tensor",
+        corpus=str(corpus),
+        measures=("gemm",),
+        gemm_m=(1,),
+        device="cpu",
+        backend="emulated",
     )
 
 
 @pytest.fixture
 def long(model: Path, corpus: Path) -> Request:
     """Stages before, and then one that leaves time to break something."""
-    return Request(
-        str(model), "w=e4m3fn/row", str(corpus), windows=1_000, window_length=64, measures=("perplexity",),
-        device="cpu", backend="emulated",
+    return Request.of(
+        model=str(model), recipe="w=e4m3fn/row", corpus=str(corpus), windows=1_000, window_length=64,
+        measures=("perplexity",), device="cpu", backend="emulated",
     )  # fmt: skip
 
 
@@ -284,8 +290,8 @@ def test_a_failed_run_keeps_its_finished_stages_and_says_why_and_a_retry_goes_on
 ) -> None:
     start()
     common = {"model": str(model), "device": "cpu", "backend": "emulated", "gemm_m": (1,)}
-    without_text = Request(**common, corpus=str(tmp_path / "corpus.txt"), measures=("gemm",))
-    too_short = Request(**common, measures=("gemm", "needle"), needle_lengths=(128,), needle_depths=(50,))
+    without_text = Request.of(**common, corpus=str(tmp_path / "corpus.txt"), measures=("gemm",))
+    too_short = Request.of(**common, measures=("gemm", "needle"), needle_lengths=(128,), needle_depths=(50,))
     first, second = queue.submit([without_text, too_short], owner="me", study="failing")
     run = ended(store, first)
     assert run.state == FAILED

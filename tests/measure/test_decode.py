@@ -104,7 +104,7 @@ def test_a_context_without_room_is_a_sentence(loaded):
     [("bf16", "auto", True), ("FP8_BLOCK", "emulated", False), ("kv=e4m3fn/tensor", "auto", False)],
 )
 def test_the_stage_comes_last_and_only_where_asked_for(tiny, corpus_file, tmp_path, recipe, backend, timed):
-    request = Request(
+    request = Request.of(
         model=str(tiny), recipe=recipe, corpus=str(corpus_file), measures=("decode",), backend=backend,
         decode_batches=(2,),
     )  # fmt: skip

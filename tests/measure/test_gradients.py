@@ -1,6 +1,5 @@
 """The gradient lens on a tiny model: against autograd, against the casts themselves, and on the run's page."""
 
-import dataclasses
 import gc
 import math
 import weakref
@@ -153,20 +152,20 @@ def test_gradients_are_measured_only_where_asked_for():
     assert "gradients" in MEASURES and "gradients" not in Request().measures
     assert "gradients" not in _parser().parse_args(["submit"]).measures
     asked = _parser().parse_args(["submit", "--measures", "gemm,gradients"]).measures
-    assert Request(measures=asked).checked().measures == ("gemm", "gradients")
+    assert Request.of(measures=asked).checked().measures == ("gemm", "gradients")
     assert tuple(WALKED) == STAGES
 
 
 def test_the_stage_runs_before_the_cast_and_survives_its_json_form(tiny, corpus_file, tmp_path):
     """The numbers are the unquantized model's: those of a recipe's run are those of the baseline's."""
-    request = Request(model=str(tiny), recipe="FP8_E5M2", corpus=str(corpus_file), measures=("gradients",), **SMALL)
+    request = Request.of(model=str(tiny), recipe="FP8_E5M2", corpus=str(corpus_file), measures=("gradients",), **SMALL)
     found = {r.stage: r for r in run_stages(request, frozenset(), tmp_path) if isinstance(r, StageResult)}
     assert list(found) == ["load", "baseline", "gradients", "quantize"]
     assert StageResult.from_json(found["gradients"].to_json()) == found["gradients"]
-    plain = dataclasses.replace(request, recipe="bf16")
+    plain = request.but(recipe="bf16")
     base = {r.stage: r for r in run_stages(plain, frozenset(), tmp_path) if isinstance(r, StageResult)}
     assert base["gradients"].rows == found["gradients"].rows
-    again = run_stages(dataclasses.replace(request, measures=("gradients", "gemm")), frozenset(found), tmp_path)
+    again = run_stages(request.but(measures=("gradients", "gemm")), frozenset(found), tmp_path)
     assert [r.stage for r in again if isinstance(r, StageResult)] == ["gemm"]
 
 

@@ -212,8 +212,8 @@ def test_an_unknown_task_is_refused_with_its_nearest_names(loaded, tmp_path):
 
 @pytest.mark.parametrize("name", ["/tmp/evil.yaml", "../evil.yaml", "a b"])
 def test_a_path_is_not_a_task(name):
-    with pytest.raises(InvalidChoice, match="not the name of a task"):
-        Request(tasks=(name,)).checked()
+    with pytest.raises(InvalidChoice, match="is not a task's name"):
+        Request.of(tasks=(name,)).checked()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_the_chat_template_is_off_unless_asked_for_and_recorded(loaded, folder):
 def test_a_run_measures_its_tasks_after_the_rest(tiny, corpus_file, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(folder.parent))
     assert MEASURES[-2:] == STAGES[-2:] == ("tasks", "export")
-    request = Request(
+    request = Request.of(
         model=str(tiny), recipe="FP8_DYNAMIC", corpus=str(corpus_file), backend="emulated", measures=(),
         tasks=("boats_colour",), task_limit=2,
     )  # fmt: skip
@@ -291,9 +291,9 @@ def test_a_run_measures_its_tasks_after_the_rest(tiny, corpus_file, folder, monk
 
 
 def test_naming_a_task_measures_it_and_measuring_none_is_refused():
-    assert Request(tasks=(" wikitext ", "wikitext")).checked().tasks == ("wikitext",)
-    assert "tasks" in Request(tasks=("wikitext",)).checked().measures
+    assert Request.of(tasks=(" wikitext ", "wikitext")).checked().tasks.names == ("wikitext",)
+    assert "tasks" in Request.of(tasks=("wikitext",)).checked().measures
     with pytest.raises(InvalidChoice, match="No task is named"):
-        Request(measures=("tasks",)).checked()
+        Request.of(measures=("tasks",)).checked()
     with pytest.raises(InvalidChoice, match="task limit of -1"):
-        Request(tasks=("wikitext",), task_limit=-1).checked()
+        Request.of(tasks=("wikitext",), task_limit=-1).checked()

@@ -202,7 +202,7 @@ def rows(request, cache):
      ("w=e4m3fn/row a=e4m3fn/row kv=int8/token", "mixed")],
 )  # fmt: skip
 def test_a_run_with_a_cast_cache_or_attention_diverges_and_is_no_baseline(tiny, corpus_file, tmp_path, recipe, backend):
-    request = Request(
+    request = Request.of(
         model=str(tiny), recipe=recipe, corpus=str(corpus_file), backend="auto", device="cpu", windows=2,
         window_length=64, gemm_m=(1,), needle_lengths=(700,), needle_depths=(50,),
     )  # fmt: skip
@@ -325,15 +325,15 @@ def test_a_cache_that_overflows_is_refused(model, tmp_path):
 def test_perplexity_of_a_cast_cache_brings_the_ways_that_read_it(tiny, corpus_file, tmp_path):
     """The one-forward number is the perplexity stage's, of the first windows."""
     common = {"model": str(tiny), "corpus": str(corpus_file), "device": "cpu", "windows": 2, "window_length": 64}
-    assert Request(recipe="KV_FP8", **common).checked().measures[-1] == "kv"
-    assert "kv" not in Request(recipe="BF16", **common).checked().measures
-    assert "kv" not in Request(recipe="KV_FP8", measures=("gemm",), **common).checked().measures
-    _, found, all_rows = rows(Request(recipe="KV_FP8", measures=("perplexity",), **common), tmp_path)
+    assert Request.of(recipe="KV_FP8", **common).checked().measures[-1] == "kv"
+    assert "kv" not in Request.of(recipe="BF16", **common).checked().measures
+    assert "kv" not in Request.of(recipe="KV_FP8", measures=("gemm",), **common).checked().measures
+    _, found, all_rows = rows(Request.of(recipe="KV_FP8", measures=("perplexity",), **common), tmp_path)
     by_way = {row.label: row.value for row in all_rows if isinstance(row, Measurement) and row.name == "kv_kld"}
     assert list(by_way) == list(WAYS)
     assert by_way["one forward"] == pytest.approx(found["kld"].value, rel=0.01)  # of 4e-6: float32's rounding shows
     assert "dynamic scales" in found["kv_kld"].note
-    _, found, _ = rows(Request(recipe="BF16", measures=("kv",), **common), tmp_path)
+    _, found, _ = rows(Request.of(recipe="BF16", measures=("kv",), **common), tmp_path)
     assert found["kv_kld"].value == 0.0 and "ppl" not in found
 
 

@@ -136,7 +136,7 @@ def test_lengths_beyond_the_context_or_below_the_question_are_refused(loaded):
 )
 def test_needles_that_cannot_be_are_refused_with_what_to_change(change, said):
     with pytest.raises(InvalidChoice, match=said):
-        Request(**change).checked()
+        Request.of(**change).checked()
 
 
 def test_sentences_of_a_text_are_cut_and_a_text_without_any_is_refused():

@@ -289,7 +289,7 @@ def test_a_text_that_is_empty_and_a_tokenizer_without_bos_are_a_sentence_each(lo
 )
 def test_a_reading_that_cannot_be_is_refused_with_what_to_change(change, said):
     with pytest.raises(InvalidChoice, match=said):
-        Request(**change).checked()
+        Request.of(**change).checked()
 
 
 def test_overlapping_windows_that_do_not_fit_are_refused_with_how_many_do(loaded):

@@ -229,7 +229,7 @@ def test_figures_show_all_elements_and_shade_the_format_s_ranges(wide, windows):
 def made(tiny, corpus_file, tmp_path_factory):
     """An installation whose one run is real, a profile of the tiny model: its folder, store, run and stages."""
     folder = tmp_path_factory.mktemp("profiled")
-    request = Request(
+    request = Request.of(
         model=str(tiny), recipe="FP8", corpus=str(corpus_file), measures=("profile",), windows=2, window_length=64,
         backend="emulated",
     )  # fmt: skip

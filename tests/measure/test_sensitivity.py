@@ -229,18 +229,18 @@ def test_a_greedy_choice_is_the_best_of_all_where_parts_are_alike():
 @pytest.mark.parametrize("text", ["", "kld", "kld=-1", "bits=50%", "ppl=3", "kld=1e-3", "kld=0.1 "[:3] + "=x"])
 def test_a_budget_that_cannot_be_is_one_sentence(text):
     with pytest.raises(InvalidChoice, match="is not a budget: write"):
-        Request(sensitivity_budget=text).checked()
+        Request.of(sensitivity_budget=text).checked()
 
 
 def test_a_budget_of_bits_wants_weights_that_are_cast():
     with pytest.raises(InvalidChoice, match="casts no weights, so none costs fewer bits"):
-        Request(recipe="a=int8/row", sensitivity_budget="bits=9").checked()
+        Request.of(recipe="a=int8/row", sensitivity_budget="bits=9").checked()
     with pytest.raises(InvalidChoice, match="not a granularity"):
-        Request(sensitivity="head").checked()
+        Request.of(sensitivity="head").checked()
 
 
 def test_the_stage_is_run_where_asked_for_and_its_rows_survive_their_json_form(tiny, corpus_file, tmp_path):
-    request = Request(
+    request = Request.of(
         model=str(tiny), recipe="FP8_E5M2", corpus=str(corpus_file), measures=("sensitivity",), windows=4,
         window_length=64, backend="emulated", sensitivity="block", sensitivity_budget="kld=0.001",
     )  # fmt: skip

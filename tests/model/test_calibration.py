@@ -197,7 +197,7 @@ SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1,), "needle_lengths": (7
 
 @pytest.mark.parametrize("recipe", ["FP8", "TE_DELAYED"])
 def test_a_calibrated_run_records_its_text_its_scales_and_what_was_clipped(tiny, corpus_file, tmp_path, recipe):
-    request = Request(model=str(tiny), recipe=recipe, corpus=str(corpus_file), backend="emulated", **SMALL)
+    request = Request.of(model=str(tiny), recipe=recipe, corpus=str(corpus_file), backend="emulated", **SMALL)
     found = run(request, tmp_path)
     told = found["load"].facts["calibration"]
     assert told["hash"] == found["load"].facts["corpus_hash"] and told["windows"] == 4
@@ -212,7 +212,7 @@ def test_a_calibrated_run_records_its_text_its_scales_and_what_was_clipped(tiny,
 def test_keys_and_values_are_cast_by_calibrated_scales(tiny, corpus_file, tmp_path):
     found = {}
     for share in ("tensor", "head"):
-        request = Request(model=str(tiny), recipe=f"kv=e4m3fn/{share}/static", corpus=str(corpus_file), **SMALL)
+        request = Request.of(model=str(tiny), recipe=f"kv=e4m3fn/{share}/static", corpus=str(corpus_file), **SMALL)
         rows = [
             row for result in run(request, tmp_path).values() for row in result.rows if isinstance(row, Measurement)
         ]

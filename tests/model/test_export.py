@@ -157,7 +157,7 @@ def test_a_weight_that_is_not_in_the_files_is_named(tiny, tmp_path, loaded):
 
 
 def test_a_run_leaves_a_checkpoint_and_says_where(tiny, corpus_file, tmp_path):
-    request = Request(model=str(tiny), recipe="FP8", corpus=str(corpus_file), measures=("export",))
+    request = Request.of(model=str(tiny), recipe="FP8", corpus=str(corpus_file), measures=("export",))
     rows = [
         row
         for result in run_stages(request, frozenset(), tmp_path)
@@ -170,12 +170,12 @@ def test_a_run_leaves_a_checkpoint_and_says_where(tiny, corpus_file, tmp_path):
 
 def test_a_checkpoint_that_cannot_be_is_refused_before_the_run_and_bf16_needs_none():
     with pytest.raises(InvalidChoice, match="A checkpoint cannot hold w=e5m2/row"):
-        Request(recipe="FP8_E5M2", measures=("gemm", "export")).checked()
+        Request.of(recipe="FP8_E5M2", measures=("gemm", "export")).checked()
     with pytest.raises(InvalidChoice, match="A checkpoint cannot hold w=e5m2/row"):
-        Request(recipe="w=int8/row a=int8/row w[*.o_proj]=e5m2/row", measures=("export",)).checked()
-    assert Request(recipe="w=int8/row a=int8/row w[*.o_proj]=bf16 a[*.o_proj]=bf16", measures=("export",)).checked()
-    assert Request(recipe="KV_FP8", measures=("gemm", "export")).checked().measures == ("gemm",)
-    assert Request(recipe="BF16", measures=("gemm", "export")).checked().measures == ("gemm",)
+        Request.of(recipe="w=int8/row a=int8/row w[*.o_proj]=e5m2/row", measures=("export",)).checked()
+    assert Request.of(recipe="w=int8/row a=int8/row w[*.o_proj]=bf16 a[*.o_proj]=bf16", measures=("export",)).checked()
+    assert Request.of(recipe="KV_FP8", measures=("gemm", "export")).checked().measures == ("gemm",)
+    assert Request.of(recipe="BF16", measures=("gemm", "export")).checked().measures == ("gemm",)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -28,7 +28,7 @@ MEASURED = {"ppl": 15.0, "kld": 0.03, "top1": 0.9, "ln_ppl_diff": 0.02, "needle"
 
 def finished(store, recipe, *, windows=(), cells=(), owner="me", backend="emulated", state="finished", **values):
     """A run as a worker would have left it."""
-    run_id, _ = store.add_run(Request(recipe=recipe), owner=owner)
+    run_id, _ = store.add_run(Request.of(recipe=recipe), owner=owner)
     backend = "baseline" if recipe == "BF16" else backend
     rows = [Measurement(k, v, "", "", "method", backend) for k, v in (MEASURED | values).items()]
     rows += [Window(i, 511, nll, 2.5, kld, 0.9) for i, (nll, kld) in enumerate(windows)] + list(cells)

@@ -8,14 +8,14 @@ from fp8dash.choose.request import Request
 from fp8dash.report.pace import pace_of
 from tests.seed import CPU, H200
 
-USUAL = Request(recipe="FP8_DYNAMIC", backend="emulated")
+USUAL = Request.of(recipe="FP8_DYNAMIC", backend="emulated")
 
 
 def test_a_run_takes_what_its_stages_took_and_reading_grows_with_the_tokens(store, ids):
     pace = pace_of(store, "demo", "emulated", [CPU])
     took = {stage.stage: stage.seconds for stage in store.stages([ids["INT8"]])[ids["INT8"]]}
     assert pace.seconds(USUAL) == pytest.approx(sum(took.values()))
-    longer = dataclasses.replace(USUAL, windows=3 * USUAL.windows)
+    longer = USUAL.but(windows=3 * USUAL.windows.count)
     assert pace.seconds(longer) == pytest.approx(sum(took.values()) + 2 * took["perplexity"])
     assert pace.together([USUAL, longer]) == pytest.approx(pace.seconds(USUAL) + pace.seconds(longer))
 

@@ -76,7 +76,7 @@ def test_too_few_windows_make_no_winner(store):
 
 
 def test_nothing_finished_is_no_answer_and_what_is_on_the_way_is_said(store):
-    queued = [store.add_run(Request(recipe=recipe), owner="me")[0] for recipe in ("MXFP8", "INT8")]
+    queued = [store.add_run(Request.of(recipe=recipe), owner="me")[0] for recipe in ("MXFP8", "INT8")]
     found = said(store, *queued)
     assert found.headline == "No answer yet: 0 of 2 runs have finished" and not found.bars
     failed = finished(store, "FP8_BLOCK", state="failed")
@@ -111,7 +111,7 @@ def test_a_divergence_that_is_no_number_never_wins(store):
 def test_a_study_takes_in_identical_runs_of_other_studies_and_nothing_else(store):
     ids = fill(store)
     question = QUESTIONS["mx-rules"]
-    base = Request(backend="emulated")
+    base = Request.of(backend="emulated")
     found = plan(store, question.requests(base))
     assert {r.id for r in found.known} == {ids["BF16"], ids["MXFP8"]} and len(found.missing) == 5
     new = store.add_runs(found.missing, owner="me", study=question.question)
@@ -119,7 +119,7 @@ def test_a_study_takes_in_identical_runs_of_other_studies_and_nothing_else(store
     assert told.reused == {ids["BF16"], ids["MXFP8"]} and not told.missing
     assert {row.run for row in told.rows} == {*new, ids["BF16"], ids["MXFP8"]}
     assert plan(store, question.requests(base)).missing == ()
-    assert len(plan(store, question.requests(Request(backend="auto"))).known) == 0
+    assert len(plan(store, question.requests(Request.of(backend="auto"))).known) == 0
 
 
 def test_the_seeded_study_is_answered(store):
@@ -157,7 +157,7 @@ class Tags(HTMLParser):
 def hostile(store):
     """A write-up whose study and whose failed run's error bear markup."""
     study = store.add_study(HOSTILE, "me")
-    made = store.add_run(Request(recipe="w=e4m3fn/row skip=*.down_proj,*_x_"), owner="=1+1", study_id=study)[0]
+    made = store.add_run(Request.of(recipe="w=e4m3fn/row skip=*.down_proj,*_x_"), owner="=1+1", study_id=study)[0]
     with store.session() as session:
         bad = '<img src=x onerror="alert(1)">\n# heading | cell'
         session.execute(update(RunTable).where(RunTable.id == made).values(state="failed", error=bad, request_key=None))

@@ -224,7 +224,7 @@ def test_how_perplexity_is_read_is_chosen_and_a_stride_only_where_windows_overla
     app.number_input("new_run_new_stride").set_value(128).run()
     app.button("new_run_new_submit").click().run()
     (run,) = queued(store)
-    assert (run.request.reading, run.request.until) == (Reading("strided", 128, "bos"), 0.002)
+    assert (run.request.reading, run.request.windows.until) == (Reading("strided", 128, "bos"), 0.002)
     again = opened("new_run", **{"from": run.id})
     assert again.number_input("new_run_new_stride").value == 128
     assert "strided by 128, BOS, until ±0.002 nats" in page_text(opened("runs", run=run.id))
@@ -324,7 +324,7 @@ def test_what_is_measured_and_how_reaches_the_request(store: Store) -> None:
     app.selectbox("new_run_new_backend").set_value("emulated")
     app.button("new_run_new_submit").click().run()
     request = queued(store)[0].request
-    assert (request.windows, request.window_length, request.gemm_m) == (4, 64, (8, 32))
+    assert (request.windows.count, request.windows.length, request.gemm.m) == (4, 64, (8, 32))
     assert request.backend == "emulated"
 
 
@@ -338,8 +338,11 @@ def test_tasks_are_named_with_their_documents_and_prompt(store: Store) -> None:
     app.selectbox("new_run_new_task_precision").set_value("float32")
     app.button("new_run_new_submit").click().run()
     (run,) = queued(store)
-    assert run.request.tasks == ("fp8dash_pydocs", "hellaswag") and run.request.measures == ("perplexity", "tasks")
-    assert (run.request.task_limit, run.request.task_precision, run.request.task_prompt) == (40, "float32", "plain")
+    assert run.request.tasks.names == ("fp8dash_pydocs", "hellaswag") and run.request.measures == (
+        "perplexity",
+        "tasks",
+    )
+    assert (run.request.tasks.limit, run.request.tasks.precision, run.request.tasks.prompt) == (40, "float32", "plain")
 
 
 def test_tasks_are_shown_with_their_errors_and_compared_document_by_document(ids: dict[str, str], store: Store) -> None:
@@ -376,8 +379,8 @@ def test_the_needles_that_are_chosen_reach_the_request_with_rulers_haystack(stor
     app.number_input("new_run_new_needle_repeats").set_value(3)
     app.button("new_run_new_submit").click().run()
     request = queued(store)[0].request
-    assert (request.needle_kind, request.haystack) == ("multikey_1", "essay")
-    assert (request.needle_chat, request.needle_repeats) == ("off", 3)
+    assert (request.needles.kind, request.needles.haystack) == ("multikey_1", "essay")
+    assert (request.needles.chat, request.needles.repeats) == ("off", 3)
 
 
 def test_emulated_is_preset_where_only_cpus_work(ids: dict[str, str]) -> None:

@@ -5,17 +5,17 @@
 """
 
 import dataclasses
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from fp8dash.choose.presets import preset_of, recipe_from
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.request import Request
+from fp8dash.choose.request import LEAVES, Request
 from fp8dash.errors import InvalidChoice
 
 Address = dict[str, list[str]]  # values by name, in order
 
 FROM, RECIPE, STUDY, OWNER = "from", "recipe", "study", "owner"
-FIELDS = {name: kind for name, kind in get_type_hints(Request).items() if name != RECIPE}
+FIELDS = {name: leaf.limits for name, leaf in LEAVES.items() if name != RECIPE}
 NAMES = (FROM, RECIPE, STUDY, OWNER, *FIELDS)  # what the form owns of an address
 BY_WORKERS = ("window_length", "backend")  # see usual_request
 LONGEST = {STUDY: 120, OWNER: 60}  # characters
@@ -42,10 +42,10 @@ def written(form: Form, start: Form) -> Address:
     >>> start = Form(Request(), (parse_recipe("w=e4m3fn/row a=e4m3fn/row"),))
     >>> written(start, start)
     {}
-    >>> written(Form(Request(gemm_m=(8, 32)), (parse_recipe("w=int8/row"),)), start)
+    >>> written(Form(Request.of(gemm_m=(8, 32)), (parse_recipe("w=int8/row"),)), start)
     {'gemm_m': ['8', '32'], 'recipe': ['w=int8/row'], 'window_length': ['512'], 'backend': ['auto']}
     """
-    values, usual = form.request.to_json(), start.request.to_json()
+    values, usual = form.request.flat, start.request.flat
     found = {name: _texts(values[name]) for name in FIELDS if values[name] != usual[name]}
     if form.recipes != start.recipes:
         found[RECIPE] = [preset_of(recipe) or recipe.text for recipe in form.recipes]
@@ -65,7 +65,7 @@ def read(address: Address, start: Form) -> Form:
     'w=e4m3fn/128x128 a=e4m3fn/1x128'
     """
     values = {name: _value(name, texts) for name, texts in address.items() if name in FIELDS}
-    request = dataclasses.replace(start.request, **values)
+    request = start.request.but(**values)
     request.checked()
     recipes = tuple(dict.fromkeys(recipe_from(text) for text in address.get(RECIPE, ())))
     study, owner = (_name(name, address) for name in (STUDY, OWNER))
@@ -87,12 +87,11 @@ def _texts(value: Any) -> list[str]:
 
 def _value(name: str, texts: list[str]) -> Any:
     """A field's value; of several for a field that has one, the last."""
-    kind = FIELDS[name]
-    several = get_args(kind)
+    limits = FIELDS[name]
     try:
-        return tuple(several[0](text) for text in texts if text) if several else kind(texts[-1])
+        return tuple(limits.kind(text) for text in texts if text) if limits.several else limits.kind(texts[-1])
     except ValueError:
-        number = NUMBERS[several[0] if several else kind]
+        number = NUMBERS[limits.kind]
         raise InvalidChoice(
             f"“{', '.join(texts)[:80]}” is not {number}: correct {name}= in this page’s address, or leave it out."
         ) from None

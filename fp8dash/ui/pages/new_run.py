@@ -383,7 +383,7 @@ def _measure(base: Request, key: Names) -> Request:
         wrap=True, format_func=lambda m: MEASURED.get(m, m),
         help="Bits, size, coverage and weight error are always measured.",
     )  # fmt: skip
-    base = _tasks(base, key) if "tasks" in measures else dataclasses.replace(base, tasks=())
+    base = _tasks(base, key) if "tasks" in measures else base.but(tasks=())
     corpus = _corpus(base, key)
     with st.container(horizontal=True):
         backend = st.selectbox(
@@ -395,77 +395,85 @@ def _measure(base: Request, key: Names) -> Request:
             help=_backends(),
         )
         windows = st.number_input(
-            "Windows", 1, 100_000, base.windows, key=key("windows"), width=150, help="More windows, narrower intervals."
+            "Windows",
+            1,
+            100_000,
+            base.windows.count,
+            key=key("windows"),
+            width=150,
+            help="More windows, narrower intervals.",
         )
-        length = st.number_input("Tokens a window", 16, 1_048_576, base.window_length, 16, key=key("length"), width=170)
+        length = st.number_input(
+            "Tokens a window", 16, 1_048_576, base.windows.length, 16, key=key("length"), width=170
+        )
         seed = st.number_input("Seed", 0, 2**31 - 1, base.seed, key=key("seed"), width=150)
     base = _reading(base, int(length), key)
     with st.expander("Calibration, GEMM sizes and needles"):
         with st.container(horizontal=True):
             calibration = st.text_input(
-                "Calibration text", base.calibration, key=key("calibration"), placeholder="the corpus’s end",
+                "Calibration text", base.calibration.corpus, key=key("calibration"), placeholder="the corpus’s end",
                 help="“pydocs” or the path of a text on the worker. Static and delayed scales are made from its last "
                 "windows; empty, from the end of the corpus. What is measured is never calibrated on.",
             )  # fmt: skip
             calibrated = st.number_input(
-                "Calibration windows", 1, 4_096, base.calibration_windows, key=key("calibrated"), width=190
+                "Calibration windows", 1, 4_096, base.calibration.windows, key=key("calibrated"), width=190
             )
         with st.container(horizontal=True):
             ms = st.text_input(
                 "GEMM M (tokens)",
-                _join(base.gemm_m),
+                _join(base.gemm.m),
                 key=key("gemm_m"),
                 help="Rows of the activations, divided by commas.",
             )
-            lengths = st.text_input("Needle lengths (tokens)", _join(base.needle_lengths), key=key("lengths"))
-            depths = st.text_input("Needle depths (%)", _join(base.needle_depths), key=key("depths"))
+            lengths = st.text_input("Needle lengths (tokens)", _join(base.needles.lengths), key=key("lengths"))
+            depths = st.text_input("Needle depths (%)", _join(base.needles.depths), key=key("depths"))
         needles = _needles(base, key)
     with st.expander("Sensitivity and decoding"), st.container(horizontal=True):
         granularity = st.selectbox(
-            "Sensitivity of", list(GRANULARITIES), list(GRANULARITIES).index(base.sensitivity),
+            "Sensitivity of", list(GRANULARITIES), list(GRANULARITIES).index(base.sensitivity.granularity),
             key=key("sensitivity"), format_func=lambda g: f"{g} · {GRANULARITIES[g]}",
         )  # fmt: skip
         budget = st.text_input(
-            "Budget of the mixed recipe", base.sensitivity_budget, key=key("budget"),
+            "Budget of the mixed recipe", base.sensitivity.budget, key=key("budget"),
             help="kld=0.01 (nats), kld=50% of the whole recipe’s, or bits=9.5 (a weight).",
         )  # fmt: skip
-        batches = st.text_input("Decode batches", _join(base.decode_batches), key=key("batches"))
-    request = dataclasses.replace(
-        base, corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
+        batches = st.text_input("Decode batches", _join(base.decode.batches), key=key("batches"))
+    request = base.but(
+        corpus=corpus, windows=int(windows), window_length=int(length), seed=int(seed), backend=backend,
         sensitivity=granularity, sensitivity_budget=budget or "",
         measures=tuple(m for m in MEASURES if m in measures), **needles,
         calibration=(calibration or "").strip(), calibration_windows=int(calibrated),
     )  # fmt: skip
     try:
-        return dataclasses.replace(
-            request, gemm_m=_whole("GEMM M", ms), needle_lengths=_whole("needle length", lengths),
+        return request.but(
+            gemm_m=_whole("GEMM M", ms), needle_lengths=_whole("needle length", lengths),
             needle_depths=_whole("needle depth", depths), decode_batches=_whole("decode batch", batches),
         )  # fmt: skip
     except InvalidChoice as error:
         say_error(error)
-        return dataclasses.replace(request, gemm_m=())  # refused when checked, with a sentence of its own
+        return request.but(gemm_m=())  # refused when checked, with a sentence of its own
 
 
 def _reading(base: Request, length: int, key: Names) -> Request:
     """How windows are cut, which of their tokens are scored, and when reading them may end."""
     with st.expander("How perplexity is read"), st.container(horizontal=True, vertical_alignment="bottom"):
         convention = st.selectbox(
-            "Convention", list(CONVENTIONS), list(CONVENTIONS).index(base.convention), key=key("convention"),
+            "Convention", list(CONVENTIONS), list(CONVENTIONS).index(base.reading.convention), key=key("convention"),
             format_func=lambda name: f"{name} · {CONVENTIONS[name].meaning}", width=470,
             help="Numbers of unlike conventions are never ranked together.",
         )  # fmt: skip
         stride = st.number_input(
-            "Stride (tokens)", 0, length - 1, min(base.stride or length // 2, length - 1), key=key("stride"), width=150,
-            disabled=convention != "strided", help="From one window’s start to the next’s.",
+            "Stride (tokens)", 0, length - 1, min(base.reading.stride or length // 2, length - 1), key=key("stride"),
+            width=150, disabled=convention != "strided", help="From one window’s start to the next’s.",
         )  # fmt: skip
-        bos = _told_choice("BOS", BOS, base.bos, key("bos"))
+        bos = _told_choice("BOS", BOS, base.reading.bos, key("bos"))
         until = st.number_input(
-            "Until ± (nats)", 0.0, None, base.until, 0.001, "%.4f", key=key("until"), width=150,
+            "Until ± (nats)", 0.0, None, base.windows.until, 0.001, "%.4f", key=key("until"), width=150,
             help="Stop once the 95 % interval of Δ ln PPL reaches no further to either side; looked at after 8, 16, 32 "
             "… windows. 0 reads all windows.",
         )  # fmt: skip
-    return dataclasses.replace(
-        base, convention=convention, stride=int(stride) if convention == "strided" else 0, bos=bos, until=float(until)
+    return base.but(
+        convention=convention, stride=int(stride) if convention == "strided" else 0, bos=bos, until=float(until)
     )
 
 
@@ -474,21 +482,19 @@ def _tasks(base: Request, key: Names) -> Request:
     known = OWN_TASKS | USUAL_TASKS
     with st.container(horizontal=True, vertical_alignment="bottom"):
         names = st.multiselect(
-            "Tasks", list(dict.fromkeys([*known, *base.tasks])), list(base.tasks), key=key("tasks"),
+            "Tasks", list(dict.fromkeys([*known, *base.tasks.names])), list(base.tasks.names), key=key("tasks"),
             accept_new_options=True, placeholder="fp8dash_pydocs, or type a name of lm-eval’s",
             format_func=lambda name: f"{name} · {known[name]}" if name in known else name,
             help="Any task, group or tag of lm-eval. Those of fp8dash need no network; the worker fetches the data of "
             "the others from the Hub, or from its cache.",
         )  # fmt: skip
         limit = st.number_input(
-            "Documents a task", 0, 10_000_000, base.task_limit, key=key("task_limit"), width=170,
+            "Documents a task", 0, 10_000_000, base.tasks.limit, key=key("task_limit"), width=170,
             help="From the task’s start; 0 is all. Runs are compared on the same documents only.",
         )  # fmt: skip
-        prompt = _told_choice("Task prompt", TASK_PROMPTS, base.task_prompt, key("task_prompt"))
-        precision = _told_choice("Task precision", TASK_PRECISIONS, base.task_precision, key("task_precision"))
-    return dataclasses.replace(
-        base, tasks=tuple(names), task_limit=int(limit), task_prompt=prompt, task_precision=precision
-    )
+        prompt = _told_choice("Task prompt", TASK_PROMPTS, base.tasks.prompt, key("task_prompt"))
+        precision = _told_choice("Task precision", TASK_PRECISIONS, base.tasks.precision, key("task_precision"))
+    return base.but(tasks=tuple(names), task_limit=int(limit), task_prompt=prompt, task_precision=precision)
 
 
 def _told_choice(label: str, choices: dict[str, str], start: str, key: str) -> str:
@@ -500,18 +506,18 @@ def _needles(base: Request, key: Names) -> dict[str, Any]:
     """The request's fields on what is hidden, where, and how it is asked for."""
     with st.container(horizontal=True):
         kind = st.selectbox(
-            "Needle", list(KINDS), list(KINDS).index(base.needle_kind), key=key("needle_kind"),
+            "Needle", list(KINDS), list(KINDS).index(base.needles.kind), key=key("needle_kind"),
             format_func=lambda k: f"{k} · {KINDS[k].meaning}", help="RULER’s tasks, without niah_.",
         )  # fmt: skip
-        start = base.haystack if kind == base.needle_kind else KINDS[kind].haystack
+        start = base.needles.haystack if kind == base.needles.kind else KINDS[kind].haystack
         offered = [name for name in HAYSTACKS if (kind, name) not in REFUSED]
         haystack = st.selectbox(
             "Haystack", offered, offered.index(start), key=key(f"haystack_{kind}"),
             format_func=lambda h: f"{h} · {HAYSTACKS[h]}",
         )  # fmt: skip
-        chat = _told_choice("Chat template", CHATS, base.needle_chat, key("needle_chat"))
+        chat = _told_choice("Chat template", CHATS, base.needles.chat, key("needle_chat"))
         repeats = st.number_input(
-            "Repeats", 1, MOST_REPEATS, base.needle_repeats, key=key("needle_repeats"), width=130,
+            "Repeats", 1, MOST_REPEATS, base.needles.repeats, key=key("needle_repeats"), width=130,
             help="Needles at each length and depth, each with a key and a value of its own: more, narrower intervals.",
         )  # fmt: skip
     return {"needle_kind": kind, "haystack": haystack, "needle_chat": chat, "needle_repeats": int(repeats)}

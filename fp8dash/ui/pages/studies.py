@@ -1,6 +1,5 @@
 """Questions that are queued in one click, the studies there are, and what each answered. `?study=` opens one."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -88,7 +87,7 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
             "Owner", key="owner", bind="query-params", max_chars=60, placeholder="your name", width=220,
             help="Kept in this page’s address.",
         )  # fmt: skip
-    return dataclasses.replace(usual, model=(model or DEMO).strip(), backend=backend), owner or ""
+    return usual.but(model=(model or DEMO).strip(), backend=backend), owner or ""
 
 
 def _card(frame: Frame, question: Question, base: Request, owner: str, pace: Pace) -> None:

@@ -36,10 +36,10 @@ def sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[s
 def _mixed(frame: Frame, run: Run, kept: list[Sensitivity], numbers: dict[str, Measurement]) -> None:
     found, text = {name: three(m.value) for name, m in numbers.items()}, numbers["mixed_kld"].note
     if not kept:
-        st.markdown(f"The budget {plain(run.request.sensitivity_budget)} asks for nothing to be kept.")
+        st.markdown(f"The budget {plain(run.request.sensitivity.budget)} asks for nothing to be kept.")
         return
     st.markdown(
-        f"Suggested under the budget {plain(run.request.sensitivity_budget)}: keep "
+        f"Suggested under the budget {plain(run.request.sensitivity.budget)}: keep "
         f"{plain(', '.join(row.group for row in kept))} in BF16. "
         f"Measured as a whole {found['mixed_kld']} nats, predicted from its parts {found['mixed_kld_predicted']}, at "
         f"{found['mixed_bits_per_weight']} bits a weight. Linears alone, on the first windows, emulated."
