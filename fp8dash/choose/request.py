@@ -165,6 +165,12 @@ class Request:
     sensitivity: SensitivityOptions = SensitivityOptions()
     decode: DecodeOptions = DecodeOptions()
 
+    def __post_init__(self) -> None:
+        """Raises InvalidChoice where a plain value is given for a measure's options."""
+        for own in dataclasses.fields(self):
+            if dataclasses.is_dataclass(own.default) and type(getattr(self, own.name)) is not type(own.default):
+                raise InvalidChoice(f"{own.name} is a {type(own.default).__name__}: name plain values to Request.of.")
+
     @classmethod
     def of(cls, **flat: Any) -> "Request":
         """The usual request but for some fields, by their flat names; raises InvalidChoice for one that there is not.

@@ -131,7 +131,7 @@ def test_lengths_beyond_the_context_or_below_the_question_are_refused(loaded):
         ({"needle_kind": "single_9"}, "not a kind of needle"),
         ({"needle_kind": "single_2"}, "single_1 in prose: choose the haystack essay or corpus"),
         ({"needle_chat": "yes"}, "not a chat setting"),
-        ({"needle_repeats": 0}, "0 repeats of a needle are out of range"),
+        ({"needle_repeats": 0}, "repeats of 0 is out of range"),
     ],
 )
 def test_needles_that_cannot_be_are_refused_with_what_to_change(change, said):
