@@ -157,9 +157,10 @@ def test_the_top_level_is_the_house():
     assert shown == files | {"fp8dash", "jobs", "db", "tests"}
 
 
-def readme_tree():
-    """The paths that the README's tree names, from its indents."""
-    block = (ROOT / "README.md").read_text("utf-8").partition("## The tree")[2].split("```")[1]
+def written_tree():
+    """The paths that the architecture document's tree names, from its indents."""
+    document = ROOT / "fp8dash" / "docs" / "architecture.md"
+    block = document.read_text("utf-8").partition("## The tree")[2].split("```")[1]
     above, paths = [], set()
     for line in block.splitlines()[1:]:
         name = line.strip().split(" ")[0].rstrip()
@@ -170,7 +171,7 @@ def readme_tree():
     return paths
 
 
-def test_the_readmes_tree_names_every_file_and_no_other():
+def test_the_tree_in_the_architecture_names_every_file_and_no_other():
     files = {str(f.relative_to(ROOT)) for f in FILES if f.name != "__init__.py" and "migrations" not in f.parts}
-    shown = {path for path in readme_tree() if path.endswith(".py") and not path.startswith("tests")}
+    shown = {path for path in written_tree() if path.endswith(".py") and not path.startswith("tests")}
     assert shown == files
