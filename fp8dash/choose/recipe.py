@@ -17,10 +17,7 @@ from fnmatch import fnmatchcase
 from fp8dash.choose.accumulators import Accumulator, parse_accumulator
 from fp8dash.choose.casts import Cast, KvCast, choose_from, parse_cast, parse_kv
 from fp8dash.choose.formats import E4M3FN, E5M2
-from fp8dash.choose.scaling import (
-    DYNAMIC,
-    ROW,
-)
+from fp8dash.choose.scaling import DYNAMIC, ROW
 from fp8dash.errors import InvalidChoice
 
 BASELINE_TEXT = "bf16"
@@ -47,9 +44,11 @@ class Override:
         return f"{self.key}[{self.pattern}]={self.cast.text if self.cast else BASELINE_TEXT}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What is cast in a model. Linears of the blocks are; GROUPS only when named in `also`.
+
+    Another recipe is made of it by `dataclasses.replace`, which keeps what is not named.
 
     `kv` is what the cache holds; `attention` casts Q, K and V [heads * tokens, head_dim], and the softmax. `skip`
     holds shell patterns over module names ("*.down_proj", "model.layers.0.*"), and is of Linears alone, as are

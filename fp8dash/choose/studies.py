@@ -179,7 +179,8 @@ class Grid:
                     left_out.append(f"{name}/{tile.name}/{rule.name}: {why}")
                 else:
                     shared = GROUP_1X128 if tile == BLOCK_128X128 else tile
-                    recipes.append(Recipe(Cast(FORMATS[name], tile, rule), Cast(FORMATS[name], shared, rule)))
+                    weights, activations = (Cast(FORMATS[name], own, rule) for own in (tile, shared))
+                    recipes.append(Recipe(weights=weights, activations=activations))
         return Cells(tuple(dict.fromkeys(recipes)), tuple(left_out))
 
 

@@ -4,6 +4,7 @@ Two runs are set side by side only within one group (model, corpus, windows, met
 are told, not judged: whether a difference is a tie is for the comparison, to which each finding's runs lead.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,15 +139,15 @@ def _head(peers: Sequence[Standing], _: Extras) -> Said:
     for row in reversed(peers):
         recipe = _parsed(row)
         if recipe and "lm_head" in recipe.also and row.kld:
-            plain = next((p for p in reversed(peers) if p.recipe == _without_head(recipe) and p.kld), None)
+            plain = next((p for p in reversed(peers) if p.recipe == _without_head(recipe).text and p.kld), None)
             if plain:
                 return f"Casting the head too: KLD {three(row.kld)} instead of {three(plain.kld)} nats.", [row, plain]
     return None
 
 
-def _without_head(recipe: Recipe) -> str:
+def _without_head(recipe: Recipe) -> Recipe:
     also = tuple(name for name in recipe.also if name != "lm_head")
-    return Recipe(recipe.weights, recipe.activations, also, recipe.skip, recipe.kv, recipe.attention).text
+    return dataclasses.replace(recipe, also=also)
 
 
 def _attention(peers: Sequence[Standing], _: Extras) -> Said:

@@ -1,18 +1,24 @@
 """Recipes: text that reads back, and clear sentences for what does not parse."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8dash.choose.accumulators import ACCUMULATORS
 from fp8dash.choose.advice import advise
 from fp8dash.choose.casts import KV_FORMATS, KV_SHARES, Cast, KvCast, parse_cast, parse_kv
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.mixed import Part, mixed_recipe
 from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
 from fp8dash.choose.recipe import GROUPS, Override, Recipe, parse_recipe
 from fp8dash.choose.request import BACKENDS
 from fp8dash.choose.scaling import DELAYED, EXACT, FLOAT32, RULES, STATIC, TENSOR, TILES, when_of
 from fp8dash.errors import InvalidChoice
+from fp8dash.report.findings import _without_head
+from fp8dash.ui.pages.planner import KV, _with_kv
 from tests.reference import FORMATS as REFERENCE
 
 casts = st.builds(
@@ -38,17 +44,56 @@ patterns = st.sampled_from(["*.o_proj", "model.layers.[01].*"])
 overrides = st.builds(Override, st.just("w"), patterns, st.none() | casts) | st.builds(
     Override, st.just("a"), patterns, st.none() | observed
 )
-recipes = st.builds(
-    Recipe,
-    st.none() | casts,
-    st.none() | casts | observed,
-    st.lists(st.sampled_from(GROUPS), unique=True).map(tuple),
-    st.lists(st.sampled_from(["*.down_proj", "model.layers.0.*", "lm_head"]), unique=True).map(tuple),
-    st.none() | kv_casts,
-    st.none() | casts,
-    st.none(),
-    st.lists(overrides, max_size=3, unique_by=lambda o: (o.key, o.pattern)).map(tuple),
-)
+FIELDS = {
+    "weights": st.none() | casts,
+    "activations": st.none() | casts | observed,
+    "also": st.lists(st.sampled_from(GROUPS), unique=True).map(tuple),
+    "skip": st.lists(st.sampled_from(["*.down_proj", "model.layers.0.*", "lm_head"]), unique=True).map(tuple),
+    "kv": st.none() | kv_casts,
+    "attention": st.none() | casts,
+    "accumulator": st.none(),
+    "overrides": st.lists(overrides, max_size=3, unique_by=lambda o: (o.key, o.pattern)).map(tuple),
+}
+recipes = st.builds(Recipe, **FIELDS)
+full = st.builds(Recipe, **FIELDS | {"accumulator": st.none() | st.sampled_from(list(ACCUMULATORS.values()))})
+PART = Part("o", "*.o_proj", 10, 8.0, 16.0, 0.1)
+ROUTES = {  # every way in which one recipe is made of another, and the fields that it may change
+    "mixed": (lambda recipe: mixed_recipe(recipe, [PART]), {"skip"}),
+    "what a module sees": (lambda recipe: recipe.of("model.layers.0.o_proj"), {"weights", "activations", "overrides"}),
+    "planner": (lambda recipe: _with_kv(recipe, list(KV)[-1]), {"kv"}),
+    "findings": (_without_head, {"also"}),
+    "text": (lambda recipe: parse_recipe(recipe.text), set()),
+}
+
+
+def fields_of(recipe):
+    """A recipe's values by their fields."""
+    return {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+
+
+def test_a_recipe_is_built_by_keyword_alone():
+    with pytest.raises(TypeError):
+        Recipe(parse_cast("e4m3fn/row"))
+    assert set(FIELDS) == {field.name for field in dataclasses.fields(Recipe)}
+
+
+@given(full, st.data())
+def test_changing_one_field_of_a_recipe_keeps_all_others(recipe, data):
+    name = data.draw(st.sampled_from(list(FIELDS)))
+    value = data.draw(FIELDS[name])
+    assert fields_of(dataclasses.replace(recipe, **{name: value})) == fields_of(recipe) | {name: value}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@given(recipe=full.filter(lambda recipe: not recipe.is_baseline))
+def test_every_way_to_make_a_recipe_of_another_keeps_what_it_does_not_change(route, recipe):
+    made, may_change = ROUTES[route]
+    try:
+        changed = fields_of(made(recipe))
+    except InvalidChoice:  # a text is checked as well: acc= wants two FP8 operands and no overrides
+        assert route == "text" and recipe.accumulator
+        return
+    assert {name for name, value in fields_of(recipe).items() if changed[name] != value} <= may_change
 
 
 @given(recipes.filter(lambda recipe: not recipe.is_baseline))

@@ -289,19 +289,18 @@ def _builder(start: Recipe, key: Names) -> list[Recipe]:
             "Leave out", ", ".join(start.skip), key=key("skip"), placeholder="*.down_proj, model.layers.0.*",
             help="Patterns over module names, divided by commas; * stands for anything.",
         )  # fmt: skip
-    words = [f"{part}={cast.text}" for part, cast in (("w", w), ("a", a), ("kv", kv), ("attn", attention)) if cast]
-    words.append(f"also={','.join(also)}" if also else "")
-    patterns = [part.strip() for part in (skip or "").split(",") if part.strip()]
-    words.append(f"skip={','.join(patterns)}" if patterns else "")
-    words += [override.text for override in start.overrides]
-    if not (w or a or kv or attention or start.overrides):
+    patterns = tuple(part.strip() for part in (skip or "").split(",") if part.strip())
+    recipe = dataclasses.replace(
+        start, weights=w, activations=a, kv=kv, attention=attention, also=tuple(also), skip=patterns
+    )
+    if recipe.is_baseline:
         raise InvalidChoice("Nothing is cast: switch on one of the four, or choose the preset BF16.")
-    glyph(Recipe(w, a, kv=kv, attention=attention))
+    glyph(recipe)
     if any(" " in pattern for pattern in patterns):
         raise InvalidChoice(
             "A module pattern has no spaces: divide patterns by commas, as in *.down_proj, model.layers.0.*"
         )
-    return [parse_recipe(" ".join(word for word in words if word))]
+    return [parse_recipe(recipe.text)]
 
 
 def _cast(title: str, operand: int, start: Cast | None, key: Names) -> Cast | None:

@@ -3,6 +3,7 @@
 Every number made here is a prediction and says so; what was measured stands apart, by planner_measured.py.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -146,10 +147,7 @@ def _whole(label: str, value: int, key: str, most: int) -> int:
 
 def _with_kv(recipe: Recipe, kv: str) -> Recipe:
     """The recipe with the page's cache, unless it names its own."""
-    found = KV[kv]
-    if recipe.kv or found is None:
-        return recipe
-    return Recipe(recipe.weights, recipe.activations, recipe.also, recipe.skip, found, recipe.attention)
+    return dataclasses.replace(recipe, kv=recipe.kv or KV[kv])
 
 
 def _answer(name: str, plan: Plan, base: Plan, traffic: Traffic) -> tuple[str, str]:
