@@ -44,7 +44,7 @@ class Reading:
     stride: int = whole(  # from one window's start to the next's; only where windows overlap
         0, 0, 1_048_576, what="stride", help="tokens, of strided windows"
     )
-    bos: str = choice("none", BOS, what="rule for BOS")
+    bos: str = choice("none", BOS, what="rule for BOS", unsaid="none")
 
     def checked(self, length: int) -> "Reading":
         """This reading, where windows of `length` tokens can be read so; raises InvalidChoice."""
