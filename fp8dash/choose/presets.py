@@ -1,4 +1,4 @@
-"""Named recipes, by the ecosystem's names, with what each library calls them. Values only: no torch.
+"""Named recipes, called as llm-compressor, torchao or vLLM call them. Values only: no torch.
 
 Two libraries' equal names may hide unlike schemes: the text of a preset says which tile, rule and guard is meant.
 """
@@ -39,7 +39,7 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "FP8_CHANNEL_TENSOR",
         "w=e4m3fn/row a=e4m3fn/tensor",
-        "A scale per output channel, one for the activations: often called vLLM's default, and no library's preset.",
+        "A scale per output channel, one for the activations: often called vLLM's default, but no library's preset.",
         (),
     ),
     (
@@ -86,7 +86,7 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
             ((library, said),),
         )
         for rule, whose, library, said in (
-            ("floor", "OCP's own rule, which clips the top of a sixth of the blocks", "torchao", "FLOOR"),
+            ("floor", "OCP's own rule, which clips the largest values of a sixth of the blocks", "torchao", "FLOOR"),
             ("ceil", "exponents rounded up", "torchao", "CEIL"),
             ("even", "exponents rounded to even", "torchao", "EVEN"),
             ("onebit", "amax rounded at one mantissa bit", "compressed-tensors", "MXFP8"),
@@ -95,25 +95,25 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "MXFP6_E2M3",
         "w=e2m3/1x32/even a=e2m3/1x32/even",
-        "Six bits, the more precise half of MXFP6.",
+        "Six bits: the MXFP6 format with more precision.",
         (("Quark", "mxfp6_e2m3"), ("ModelOpt", "MXFP6_DEFAULT_CFG")),
     ),
     (
         "MXFP6_E3M2",
         "w=e3m2/1x32/even a=e3m2/1x32/even",
-        "Six bits, the wider half of MXFP6.",
+        "Six bits: the MXFP6 format with more range.",
         (("Quark", "mxfp6_e3m2"),),
     ),
     (
         "MXFP4",
         "w=e2m1/1x32/even a=e2m1/1x32/even",
-        "Four bits, a power of two per 32.",
+        "Four bits, a power-of-two scale per 32 elements.",
         (("llm-compressor", "MXFP4"), ("Quark", "mxfp4")),
     ),
     (
         "KV_FP8_STATIC",
         "kv=e4m3fn/tensor/static",
-        "The KV cache by one calibrated scale a layer, as FP8 checkpoints carry it.",
+        "The KV cache with one calibrated scale a layer, as FP8 checkpoints carry it.",
         (
             ("compressed-tensors", "kv_cache_scheme, dynamic false"),
             ("vLLM", "--kv-cache-dtype fp8 with k_scale, v_scale"),
@@ -122,7 +122,7 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "MOSS",
         "w=e4m3fn/1x32/moss a=e4m3fn/1x32/moss",
-        "Two levels: a power of two per 32 under one float32 (arXiv 2511.05811).",
+        "Two levels of scales: a power of two per 32 elements, one float32 per tensor (arXiv 2511.05811).",
         (),
     ),
 )
@@ -134,7 +134,7 @@ PRESETS = {
         Preset(
             "FP8_TENSOR",
             "w=e4m3fn/tensor a=e4m3fn/tensor",
-            "One scale per tensor, activations scaled as they come.",
+            "One scale per tensor; the activations' are made at run time.",
             (
                 ("vLLM", 'quantization="fp8"'),
                 ("torchao", "PerTensor()"),
@@ -172,7 +172,7 @@ PRESETS = {
         Preset(
             "INT8",
             "w=int8/row a=int8/row",
-            "W8A8 integers per channel and token: finer than FP8 until outliers come.",
+            "W8A8 integers per channel and token: more accurate than FP8 unless there are outliers.",
             (("llm-compressor", "W8A8"), ("torchao", "Int8DynamicActivationInt8WeightConfig")),
         ),
         Preset(
@@ -183,7 +183,7 @@ PRESETS = {
         Preset(
             "KV_FP8",
             "kv=e4m3fn/tensor",
-            "Keys and values alone, kept in half the memory: longer contexts, larger batches.",
+            "The KV cache alone, in half the memory: longer contexts, larger batches.",
             (
                 ("vLLM", "--kv-cache-dtype fp8"),
                 ("compressed-tensors", "kv_cache_scheme"),
@@ -194,7 +194,7 @@ PRESETS = {
         Preset(
             "FP8_W8A16",
             "w=e4m3fn/row",
-            "Weights only: what cards without FP8 tensor cores run.",
+            "Weights only: for cards without FP8 tensor cores.",
             (("torchao", "Float8WeightOnlyConfig"), ("vLLM", "Marlin on Ampere")),
         ),
         Preset(
@@ -206,7 +206,7 @@ PRESETS = {
         Preset(
             "NVFP4",
             "w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4",
-            "Four bits, an E4M3 scale per 16 under one float32: Blackwell.",
+            "Four bits, an E4M3 scale per 16 elements and one float32 scale per tensor: Blackwell.",
             (("llm-compressor", "NVFP4"), ("Transformer Engine", "NVFP4BlockScaling")),
         ),
         *(Preset(*fields, everyday=False) for fields in _RARER),
@@ -214,8 +214,15 @@ PRESETS = {
 }
 
 DEMO_STUDY = (
-    "BF16", "FP8_TENSOR", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP8", "FP8_E5M2", "INT8", "INT8_TENSOR",
-)  # fmt: skip
+    "BF16",
+    "FP8_TENSOR",
+    "FP8_DYNAMIC",
+    "FP8_BLOCK",
+    "MXFP8",
+    "FP8_E5M2",
+    "INT8",
+    "INT8_TENSOR",
+)
 
 
 def preset_of(recipe: Recipe) -> str | None:
