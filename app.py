@@ -8,6 +8,7 @@ from db.store import Store
 from fp8dash import places
 from fp8dash.errors import Fp8dashError
 from fp8dash.ui.frame import Frame, dress, guarded, say_error
+from fp8dash.ui.linked import with_remarks
 from fp8dash.ui.pages import compare, formats, guide, leaderboard, new_run, planner, runs, studies, tensors
 from jobs.queue import Queue
 
@@ -44,7 +45,9 @@ def main(first: str = "leaderboard") -> None:
         ("formats", "Formats", formats.page),
         ("guide", "Guide", guide.page),
     ):
-        frame.pages[name] = st.Page(partial(guarded(page), frame), title=title, url_path=name, default=name == first)
+        frame.pages[name] = st.Page(
+            partial(with_remarks(guarded(page)), frame), title=title, url_path=name, default=name == first
+        )
     chosen = st.navigation(list(frame.pages.values()), position="top")
     st.set_page_config(page_title=f"{chosen.title} · fp8dash")
     chosen.run()

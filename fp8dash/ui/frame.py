@@ -16,6 +16,7 @@ from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER
 from fp8dash.errors import Fp8dashError
 from fp8dash.report.numbers import heading
+from fp8dash.ui import linked
 from fp8dash.ui.charts.dress import IMAGES, config, inked
 from fp8dash.ui.charts.figure_data import data_csv
 from fp8dash.ui.parts.glyph import glyph_width, recipe_glyph
@@ -56,6 +57,10 @@ class Frame:
     def link(self, page: str, label: str, **query: str) -> None:
         """A link to another page."""
         st.page_link(self.pages[page], label=label, query_params=query or None)
+
+    def linked_runs(self, name: str = "runs") -> list[str]:
+        """The runs that the page's address names, without those that do not exist."""
+        return linked.known_ids(name, lambda ids: {run.id for run in self.store.runs(ids=ids)}, "run")
 
     def go(self, page: str, **query: str) -> None:
         """Open another page."""
@@ -135,8 +140,7 @@ def _inked(figure: Any) -> Any:
 
 def _image() -> str:
     """What a figure's camera saves, from the address."""
-    asked = st.query_params.get("image", "")
-    return asked if asked in IMAGES else IMAGES[0]
+    return linked.choice("image", IMAGES, IMAGES[0])
 
 
 def _take_along(figure: Any, key: str) -> None:
@@ -150,7 +154,7 @@ def _take_along(figure: Any, key: str) -> None:
             format_func=str.upper, key=f"{key}_image",
         )  # fmt: skip
     if image != _image():
-        st.query_params["image"] = str(image)
+        linked.write("image", str(image))
         st.rerun()
 
 
@@ -186,8 +190,3 @@ def zone() -> ZoneInfo:
         return ZoneInfo(st.context.timezone or "UTC")
     except (ZoneInfoNotFoundError, ValueError):
         return ZoneInfo("UTC")
-
-
-def query_ids(name: str) -> list[str]:
-    """Run ids of a link, in order, each once."""
-    return list(dict.fromkeys(part for part in st.query_params.get(name, "").split(",") if part))

@@ -407,8 +407,8 @@ def test_a_run_again_starts_from_the_old_request(store: Store, ids: dict[str, st
 
 
 def test_an_unknown_run_in_a_link_is_said(ids: dict[str, str]) -> None:
-    assert "There is no run" in opened("runs", run="nonesuch").error[0].value
-    assert "There is no run" in opened("compare", runs="nonesuch,other").error[0].value
+    assert "There is no run nonesuch" in opened("runs", run="nonesuch").warning[0].value
+    assert "There is no run nonesuch\\, other" in opened("compare", runs="nonesuch,other").warning[0].value
     assert "There is no run" in opened("new_run", **{"from": "nonesuch"}).error[0].value
 
 

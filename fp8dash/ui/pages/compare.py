@@ -15,12 +15,13 @@ from fp8dash.report.comparison import Comparison, Standing, Verdict
 from fp8dash.report.export import interval
 from fp8dash.report.numbers import DASH, heading, shown, signed, three
 from fp8dash.report.tasks import TaskDifference, TaskLine, TaskScore, task_lines
+from fp8dash.ui import linked
 from fp8dash.ui.charts.gemm import gemm_bars, gemm_rates
 from fp8dash.ui.charts.layers import layer_lines
 from fp8dash.ui.charts.looks import Look, look
 from fp8dash.ui.charts.needles import needle_differences, needle_maps
 from fp8dash.ui.charts.windows import kld_quantiles, window_differences
-from fp8dash.ui.frame import Frame, draw, glyph, metric_help, query_ids
+from fp8dash.ui.frame import Frame, draw, glyph, metric_help
 from fp8dash.ui.parts import decoding, needles
 from fp8dash.ui.parts.answer import difference, loss, verdict
 from fp8dash.ui.words import moment, plain
@@ -68,16 +69,10 @@ def page(frame: Frame) -> None:
 
 def _chosen(frame: Frame) -> list[str]:
     """The runs of the link, changed by the picker."""
-    linked = query_ids("runs")
-    search = st.text_input(
-        "Find runs", key="find", bind="query-params", placeholder="recipe, model, study, owner or run", width=280
-    )
+    named = frame.linked_runs()
+    search = linked.text_input("Find runs", key="find", placeholder="recipe, model, study, owner or run", width=280)
     newest = frame.store.runs(states=(FINISHED,), search=search or "", limit=OFFERED)
-    rows = {run.id: run for run in (*frame.store.runs(ids=linked), *newest)}
-    if missing := [run for run in linked if run not in rows]:
-        raise InvalidChoice(
-            f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
-        )
+    rows = {run.id: run for run in (*frame.store.runs(ids=named), *newest)}
     titles = {
         run: " · ".join(
             (row.preset or row.recipe, row.device or "no device", row.owner, moment(row.created_at), run[:6])
@@ -85,12 +80,12 @@ def _chosen(frame: Frame) -> list[str]:
         for run, row in rows.items()
     }
     picked = st.multiselect(
-        "Runs", list(rows), default=linked[:MOST], format_func=titles.__getitem__, max_selections=MOST,
-        key=f"compare_runs_{','.join(linked)}", placeholder="two to six runs",
+        "Runs", list(rows), default=named[:MOST], format_func=titles.__getitem__, max_selections=MOST,
+        key=f"compare_runs_{','.join(named)}", placeholder="two to six runs",
         help=f"Offered are the {OFFERED} newest that the search finds.",
     )  # fmt: skip
-    if picked != linked[:MOST]:
-        st.query_params["runs"] = ",".join(picked)
+    if picked != named[:MOST]:
+        linked.write("runs", ",".join(picked))
     return picked
 
 
@@ -205,8 +200,8 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         return
     st.header("Against BF16, by window or by token", anchor=False)
     fields = {"KLD": "kld", "Δ ln PPL": "nll"}
-    field = st.segmented_control(
-        "What", [*fields, BY_TOKEN], default="KLD", required=True, key="windows", bind="query-params",
+    field = linked.segmented_control(
+        "What", [*fields, BY_TOKEN], default="KLD", required=True, key="windows", 
         label_visibility="collapsed",
     )  # fmt: skip
     if field == BY_TOKEN:

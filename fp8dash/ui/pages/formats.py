@@ -14,6 +14,7 @@ from fp8dash.choose.formats import FORMATS, FloatFormat, Format, neighbours, val
 from fp8dash.explain.codes import CLIPPED, EXACT, FLUSHED, ROUNDED, Code, Nearest, nearest, read, special_codes, title
 from fp8dash.explain.numerics import ROUNDINGS, chance_up, on_grid
 from fp8dash.report.numbers import DASH, as_power, exactly, signed, three
+from fp8dash.ui import linked
 from fp8dash.ui.charts import formats as charts_formats
 from fp8dash.ui.frame import Frame, answer_first, draw
 from fp8dash.ui.parts import casting
@@ -55,19 +56,19 @@ def page(frame: Frame) -> None:
     """The chosen view; each answers a question of its own."""
     st.html(STYLE)
     head = st.container()
-    view = st.segmented_control(
-        "View", list(VIEWS), default=ONE, required=True, key="view", bind="query-params", label_visibility="collapsed"
+    view = linked.segmented_control(
+        "View", list(VIEWS), default=ONE, required=True, key="view", label_visibility="collapsed"
     )
     answer_first(head, "What was typed cannot be cast", "formats_tables", VIEWS[str(view)])
 
 
 def one_number() -> tuple[str, str]:
     """A number or code in one format bit by bit, then in all of them."""
-    if "number" not in st.query_params and "number" not in st.session_state:
+    if not linked.values("number") and "number" not in st.session_state:
         st.session_state["number"] = "0.1"
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input(
-            "Number or code", key="number", bind="query-params", width=220, help="0.1, 448, 1e-3, nan, or a code of "
+        text = linked.text_input(
+            "Number or code", key="number", width=220, help="0.1, 448, 1e-3, nan, or a code of "
             "the format at the right: 0x7E, 0b01111110. A click on a bit writes the code here.",
         )  # fmt: skip
         fmt = format_box("Format", "format", "e4m3fn")
@@ -182,13 +183,11 @@ def _roundings(typed: float, fmt: Format) -> list[str]:
 def _spacing(x: float | None) -> None:
     st.header("Where the codes lie", anchor=False)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        names = st.multiselect(
-            "Formats drawn", list(FORMATS), ["e4m3fn", "e5m2", "int8"], key="show", bind="query-params", width=560,
+        names = linked.multiselect(
+            "Formats drawn", list(FORMATS), ["e4m3fn", "e5m2", "int8"], key="show", width=560,
             format_func=lambda name: title(FORMATS[name]), max_selections=6,
         )  # fmt: skip
-        axis = st.segmented_control(
-            "Scale", [AS_IS, ALIGNED], default=AS_IS, required=True, key="axis", bind="query-params"
-        )
+        axis = linked.segmented_control("Scale", [AS_IS, ALIGNED], default=AS_IS, required=True, key="axis")
     chosen = [FORMATS[name] for name in names] or [FORMATS["e4m3fn"]]
     figure = charts_formats.number_lines(chosen, x, scaled=1.0 if axis == ALIGNED else None)
     draw(figure, key="formats_lines", alt="Codes of each format on a log axis, and the largest rounding error there")

@@ -9,6 +9,7 @@ from fp8dash.choose.metrics import METRICS
 from fp8dash.explain.claims import CLAIMS, FAILS, HOLDS, MEASURE, PARTLY, VERDICTS, Claim
 from fp8dash.report import comparison
 from fp8dash.report.findings import EXTRAS, Extras, Finding, findings
+from fp8dash.ui import linked
 from fp8dash.ui.frame import Frame
 from fp8dash.ui.words import listed, many, plain
 
@@ -22,10 +23,8 @@ def page(frame: Frame) -> None:
     seen = _findings(frame)
     head = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        choice = st.segmented_control(
-            "Verdict", [ALL, *VERDICTS, SEEN], default=ALL, required=True, key="verdict", bind="query-params"
-        )
-        words = st.text_input("Search the claims", key="claim", bind="query-params", width=260)
+        choice = linked.segmented_control("Verdict", [ALL, *VERDICTS, SEEN], default=ALL, required=True, key="verdict")
+        words = linked.text_input("Search the claims", key="claim", width=260)
     shown = [claim for claim in CLAIMS.values() if _passes(claim, str(choice), (words or "").strip(), seen)]
     with head:
         counts = Counter(claim.verdict for claim in CLAIMS.values())

@@ -22,8 +22,9 @@ from fp8dash.report.export import interval
 from fp8dash.report.numbers import DASH, heading, shown, three
 from fp8dash.report.planned import predicted_times
 from fp8dash.stats import pareto_front
+from fp8dash.ui import linked
 from fp8dash.ui.charts.scatter import quality_scatter
-from fp8dash.ui.frame import Frame, draw_points, metric_help, query_ids, zone
+from fp8dash.ui.frame import Frame, draw_points, metric_help, zone
 from fp8dash.ui.parts.answer import (
     CLOSE,
     MEASURED,
@@ -111,7 +112,7 @@ def page(frame: Frame) -> None:
 
 def _welcome() -> None:
     """Three lines for whoever opens the bare address; gone once read, and never on a link."""
-    if st.session_state.get("welcomed") or len(st.query_params):
+    if st.session_state.get("welcomed") or linked.given():
         st.session_state["welcomed"] = True
         return
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="leaderboard_welcome"):
@@ -149,13 +150,11 @@ def _asked(groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, Target]
         here = _narrowed("Measured on", "device", mates, lambda group: group.device or "device unknown", 230)
         here = _narrowed("Setting", "setting", here, _setting, 250)
         group = _narrowed("Backend", "backend", here, lambda group: group.backend, 130)[0]
-        what = st.segmented_control(
-            "Budget", list(BUDGETS), default="KLD", required=True, key="budget", bind="query-params",
+        what = linked.segmented_control(
+            "Budget", list(BUDGETS), default="KLD", required=True, key="budget", 
             help="How much quality may go, in nats from the baseline.",
         )  # fmt: skip
-        limit = st.number_input(
-            "At most (nats)", 0.0, 10.0, CLOSE, 0.01, "%.3f", key="limit", bind="query-params", width=130
-        )
+        limit = linked.number_input("At most (nats)", 0.0, 10.0, CLOSE, 0.01, "%.3f", key="limit", width=130)
         target = _target([str(group.device), *(str(mate.device) for mate in mates)])
     return group, mates, Budget(BUDGETS[str(what)], float(limit)), target
 
@@ -163,14 +162,14 @@ def _asked(groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, Target]
 def _target(devices: Sequence[str]) -> Target:
     """A device that something was measured on, or an accelerator that is predicted."""
     planned = {f"{name}{FORETOLD}": accelerator for name, accelerator in ACCELERATORS.items()}
-    name = str(st.selectbox(
-        "To be served on", [*dict.fromkeys(devices), *planned], key="target", bind="query-params", width=230,
+    name = str(linked.selectbox(
+        "To be served on", [*dict.fromkeys(devices), *planned], key="target", width=230,
         help="A device: speeds are those of GEMMs measured on it. An accelerator: decoding as the planner predicts it "
         "from data sheets, at most; nothing was measured there.",
     ))  # fmt: skip
     if name not in planned:
         return Target(name)
-    batch = st.number_input("Requests at once", 1, 1 << 16, 32, key="batch", bind="query-params", width=130)
+    batch = linked.number_input("Requests at once", 1, 1 << 16, 32, key="batch", width=130)
     return Target(planned[name].name, planned[name], int(batch))
 
 
@@ -179,8 +178,8 @@ def _narrowed(label: str, key: str, groups: Sequence[Group], said: Callable[[Gro
     names = list(dict.fromkeys(said(group) for group in groups))
     if len(names) < 2:
         return list(groups)
-    name = st.selectbox(
-        label, names, key=key, bind="query-params", width=width,
+    name = linked.selectbox(
+        label, names, key=key, width=width,
         help="Rows are ranked only against rows of the same model, corpus, windows, method, device and backend.",
     )  # fmt: skip
     return [group for group in groups if said(group) == name]
@@ -267,15 +266,13 @@ def _filtered(frame: Frame, group: Group) -> Choice:
     """The rows of the group that the reader wants, in which order; each filter lives in the address."""
     facets = frame.store.facets([group.key], studies=MOST_STUDIES)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        search = st.text_input(
-            "Search", key="q", bind="query-params", placeholder="recipe, study, owner or run", width=230
-        )
-        sort = st.selectbox(
+        search = linked.text_input("Search", key="q", placeholder="recipe, study, owner or run", width=230)
+        sort = linked.selectbox(
             "Order", list(SORTED), format_func=SORTED.__getitem__, index=list(SORTED).index("kld"), key="sort",
-            bind="query-params", width=170, help="The best first; what was not measured comes last.",
+            width=170, help="The best first; what was not measured comes last.",
         )  # fmt: skip
         kept: dict[str, Any] = {
-            name: tuple(st.multiselect(label, options, key=name, bind="query-params", placeholder="any", width=width))
+            name: tuple(linked.multiselect(label, options, key=name, placeholder="any", width=width))
             for name, label, options, width in (
                 ("formats", "Format", facets.formats, 150),
                 ("tiles", "Tile", facets.tiles, 150),
@@ -283,7 +280,7 @@ def _filtered(frame: Frame, group: Group) -> Choice:
                 ("studies", "Study", facets.studies, 200),
             )
         }
-        pins = st.segmented_control("Pins", ["Pinned"], key="pins", bind="query-params")
+        pins = linked.segmented_control("Pins", ["Pinned"], key="pins")
     metric = METRICS.get(sort)
     order = "descending" if metric is None or metric.better == HIGHER else "ascending"
     return Choice(
@@ -298,8 +295,8 @@ def _figure(
     some = frame.store.standings(dataclasses.replace(choice, sort="kld", order="ascending", limit=MOST_POINTS))
     known = {row.run for row in some if row.gemm_speedup is not None} if not elsewhere else set(speeds)
     default = AXES["gemm_speedup" if all(row.run in known for row in some) else "model_bytes"]
-    axis = st.segmented_control(
-        "Figure", list(AXES.values()), default=default, required=True, key="x", bind="query-params",
+    axis = linked.segmented_control(
+        "Figure", list(AXES.values()), default=default, required=True, key="x", 
         label_visibility="collapsed",
     )  # fmt: skip
     metric = METRICS[next(name for name, title in AXES.items() if title == axis)]
@@ -365,7 +362,7 @@ def _table(frame: Frame, choice: Choice, count: int, base: Sequence[Standing], t
     bar = st.container(horizontal=True, vertical_alignment="center")
     table = st.container()
     pages = math.ceil(count / PAGE)
-    number = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    number = linked.pagination(pages)
     rows = [*base, *frame.store.standings(dataclasses.replace(choice, limit=PAGE, offset=(number - 1) * PAGE))]
     with bar:
         buttons = st.container(horizontal=True, vertical_alignment="center", width="content")
@@ -373,7 +370,7 @@ def _table(frame: Frame, choice: Choice, count: int, base: Sequence[Standing], t
     with columns:
         wanted = _columns()
     with table:
-        chosen = _rows(rows, wanted, tied)
+        chosen = _rows(frame, rows, wanted, tied)
     with buttons:
         if st.button(
             _label(len(chosen)), type="primary", disabled=not 2 <= len(chosen) <= 6, key="leaderboard_compare"
@@ -416,14 +413,14 @@ def _columns() -> list[str]:
     every = list(_frame([], []).columns)
     usual = [column for column in every if column not in HIDDEN]
     with st.popover("Columns", type="tertiary"):
-        wanted = st.multiselect("Columns", every, default=usual, key="columns", bind="query-params")
+        wanted = linked.multiselect("Columns", every, default=usual, key="columns")
     return [column for column in every if column in wanted] or usual
 
 
-def _rows(rows: Sequence[Standing], columns: Sequence[str], tied: Sequence[str]) -> list[str]:
+def _rows(frame: Frame, rows: Sequence[Standing], columns: Sequence[str], tied: Sequence[str]) -> list[str]:
     """The table; the chosen runs."""
     ids = [row.run for row in rows]
-    linked = query_ids("runs")
+    named = frame.linked_runs()
     key = hashlib.sha256(",".join(ids).encode()).hexdigest()[:12]
     event = st.dataframe(
         _styled(rows, tied),
@@ -431,7 +428,7 @@ def _rows(rows: Sequence[Standing], columns: Sequence[str], tied: Sequence[str])
         hide_index=True,
         on_select="rerun",
         selection_mode="multi-row",
-        selection_default=_selection([ids.index(run) for run in linked if run in ids]),
+        selection_default=_selection([ids.index(run) for run in named if run in ids]),
         column_config=_configured(),
         column_order=columns,
         height="content" if len(rows) <= 15 else 560,
@@ -439,7 +436,7 @@ def _rows(rows: Sequence[Standing], columns: Sequence[str], tied: Sequence[str])
         alt="The leaderboard: one row a run",
     )
     here = [ids[i] for i in event.selection.rows if i < len(ids)]
-    chosen = [run for run in linked if run not in ids or run in here]  # those ticked on other pages stay
+    chosen = [run for run in named if run not in ids or run in here]  # those ticked on other pages stay
     chosen += [run for run in here if run not in chosen]
     _keep(chosen)
     return chosen
@@ -455,12 +452,7 @@ def _label(count: int) -> str:
 
 def _keep(chosen: list[str]) -> None:
     """The selection, in the URL."""
-    text = ",".join(chosen)
-    if text != st.query_params.get("runs", ""):
-        if text:
-            st.query_params["runs"] = text
-        else:
-            del st.query_params["runs"]
+    linked.write("runs", ",".join(chosen))
 
 
 def _frame(rows: Sequence[Standing], tied: Sequence[str]) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.report.numbers import three
 from fp8dash.report.pace import pace_of
+from fp8dash.ui import linked
 from fp8dash.ui.forms.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
 from fp8dash.ui.frame import Frame, glyph, say_error, worker_line
 from fp8dash.ui.parts.recipe_words import shared
@@ -116,7 +117,7 @@ def _opened(frame: Frame, workers: Sequence[Worker], number: int) -> Visit:
     usual = Form(request, (PRESETS["FP8_DYNAMIC"].recipe,), owner=st.session_state.get(OWNER, ""))
     try:
         start = usual
-        if source := st.query_params.get(FROM, ""):
+        if source := linked.text(FROM):
             old = frame.store.run(source)
             request = dataclasses.replace(old.request, recipe=BASELINE_TEXT)
             start = Form(request, (parse_recipe(old.recipe),), source, owner=usual.owner)
@@ -145,7 +146,7 @@ def _kept(visit: Visit, form: Form) -> Visit:
         return visit
     address = written(form, visit.start)
     if address != _address():
-        st.query_params.update({name: address.get(name, []) for name in NAMES})  # at once: one step of the history
+        linked.write_all({name: address.get(name, []) for name in NAMES})
     visit = dataclasses.replace(visit, form=form, wrong=visit.wrong if form == visit.form else "")
     st.session_state[VISIT] = visit
     return visit
@@ -153,7 +154,7 @@ def _kept(visit: Visit, form: Form) -> Visit:
 
 def _address() -> Address:
     """What the form owns of the page's address."""
-    return {name: st.query_params.get_all(name) for name in NAMES if name in st.query_params}
+    return {name: given for name in NAMES if (given := linked.values(name))}
 
 
 def _headline(recipes: Sequence[Recipe], model: str, shape: ModelShape | None) -> str:

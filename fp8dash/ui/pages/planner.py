@@ -19,6 +19,7 @@ from fp8dash.choose.recipe import Recipe
 from fp8dash.predict.accelerators import ACCELERATORS, BF16, Accelerator
 from fp8dash.predict.roofline import REACH, USABLE, Plan, curve, per_million
 from fp8dash.report.numbers import DASH, three
+from fp8dash.ui import linked
 from fp8dash.ui.charts import planner as charts_planner
 from fp8dash.ui.charts.looks import Look, look
 from fp8dash.ui.frame import Frame, answer_first, draw
@@ -71,13 +72,13 @@ def page(frame: Frame) -> None:
 def _plan(frame: Frame) -> tuple[str, str]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = _model()
-        accelerator = ACCELERATORS[str(st.selectbox(
-            "Accelerator", list(ACCELERATORS), list(ACCELERATORS).index("H200 SXM"), key="gpu", bind="query-params",
+        accelerator = ACCELERATORS[str(linked.selectbox(
+            "Accelerator", list(ACCELERATORS), list(ACCELERATORS).index("H200 SXM"), key="gpu", 
             width=170,
         ))]  # fmt: skip
-        devices = int(st.number_input("Of them", 1, 64, key="gpus", bind="query-params", width=110))
-        kv = st.segmented_control(
-            "KV cache", list(KV), default="BF16", required=True, key="kv", bind="query-params",
+        devices = int(linked.number_input("Of them", 1, 64, 1, key="gpus", width=110))
+        kv = linked.segmented_control(
+            "KV cache", list(KV), default="BF16", required=True, key="kv", 
             help="One scale a tensor. A recipe that names kv= keeps its own.",
         )  # fmt: skip
     recipes = _recipes()
@@ -102,11 +103,11 @@ def _plan(frame: Frame) -> tuple[str, str]:
 
 def _model() -> Architecture:
     names = [*KNOWN, PASTED]
-    name = str(st.selectbox("Model", names, key="model", bind="query-params", width=230))
+    name = str(linked.selectbox("Model", names, key="model", width=230))
     if name != PASTED:
         return KNOWN[name]
-    text = st.text_area(
-        "config.json", EXAMPLE, key="config", bind="query-params", height=68, width=420,
+    text = linked.text_area(
+        "config.json", EXAMPLE, key="config", height=68, width=420,
         help="Paste a model’s whole file over this one. " + f"Model types: {', '.join(FAMILIES)}.",
     )  # fmt: skip
     return read_config(text or "", "Your model")
@@ -114,9 +115,9 @@ def _model() -> Architecture:
 
 def _recipes() -> dict[str, Recipe]:
     """The chosen recipes by name; anything typed is read as a recipe's text."""
-    chosen = st.multiselect(
-        "Recipes, the first is the answer’s", OFFERED, list(START), key="recipes", bind="query-params",
-        max_selections=6, accept_new_options=True, help="A preset, or a recipe’s text as w=e4m3fn/row a=e4m3fn/row.",
+    chosen = linked.multiselect(
+        "Recipes, the first is the answer’s", OFFERED, list(START), key="recipes", 
+        max_selections=6, valid=recipe_from, help="A preset, or a recipe’s text as w=e4m3fn/row a=e4m3fn/row.",
     )  # fmt: skip
     names = [str(name) for name in chosen] or list(START[:1])
     return {name: recipe_from(name) for name in names}
@@ -127,22 +128,20 @@ def _traffic() -> tuple[Traffic, float]:
         prompt = _whole("Prompt (tokens)", 2048, "prompt", 1 << 22)
         output = _whole("Output (tokens)", 256, "output", 1 << 20)
         batch = _whole("Requests at once", 32, "batch", 1 << 16)
-        price = st.number_input(
-            "Price ($ per device and hour)", 0.0, 1000.0, 2.5, 0.1, key="price", bind="query-params", width=225
-        )
-        reach = st.number_input(
-            "Reached (% of the bound)", 1, 100, round(100 * REACH), 5, key="reach", bind="query-params", width=190,
+        price = linked.number_input("Price ($ per device and hour)", 0.0, 1000.0, 2.5, 0.1, key="price", width=225)
+        reach = linked.number_input(
+            "Reached (% of the bound)", 1, 100, round(100 * REACH), 5, key="reach", width=190,
             help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 is the bound.",
         )  # fmt: skip
-        measured = st.number_input(
-            "Measured (output tokens/s)", 0.0, 1e9, 0.0, 100.0, key="measured", bind="query-params", width=225,
+        measured = linked.number_input(
+            "Measured (output tokens/s)", 0.0, 1e9, 0.0, 100.0, key="measured", width=225,
             help="By your own server, of the first recipe on all devices together; 0: none.",
         )  # fmt: skip
     return Traffic(prompt, output, batch, float(price), float(measured)), reach / 100
 
 
 def _whole(label: str, value: int, key: str, most: int) -> int:
-    return int(st.number_input(label, 1, most, value, key=key, bind="query-params", width=150))
+    return int(linked.number_input(label, 1, most, value, key=key, width=150))
 
 
 def _with_kv(recipe: Recipe, kv: str) -> Recipe:
@@ -245,8 +244,8 @@ def _prompt_cost(plan: Plan, traffic: Traffic, batch: int) -> str:
 
 def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        choice = st.segmented_control(
-            "Figure", [SPEEDS, REQUESTS, ROOFLINE], default=SPEEDS, required=True, key="figure", bind="query-params",
+        choice = linked.segmented_control(
+            "Figure", [SPEEDS, REQUESTS, ROOFLINE], default=SPEEDS, required=True, key="figure", 
             label_visibility="collapsed",
         )  # fmt: skip
     looks = {name: look(plan.recipe.text, "emulated") for name, plan in plans.items()}
@@ -283,9 +282,9 @@ def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic
 
 
 def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
-    phase = st.segmented_control(
+    phase = linked.segmented_control(
         "Tokens at once", ["Decoding", "Reading a prompt"], default="Decoding", required=True, key="phase",
-        bind="query-params",
+        
     )  # fmt: skip
     tokens = traffic.batch if phase == "Decoding" else traffic.prompt
     drawn = dict(list(plans.items())[:2])  # BF16 and the answer's recipe: more roofs hide each other

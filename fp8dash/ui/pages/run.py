@@ -10,6 +10,7 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Measurement
 from fp8dash.errors import InvalidChoice
 from fp8dash.report.tasks import PREFIX, task_lines
+from fp8dash.ui import linked
 from fp8dash.ui.charts.gemm import gemm_bars
 from fp8dash.ui.charts.looks import look
 from fp8dash.ui.charts.needles import needle_maps
@@ -154,7 +155,7 @@ def _note(frame: Frame, row: Standing) -> None:
                   help="Pinned runs bear a star on the leaderboard, for everyone.")  # fmt: skip
         with st.popover("Edit the note" if row.note else "Add a note", type="tertiary"):
             note = st.text_area("Note", row.note, max_chars=NOTE_LENGTH, key=f"run_note_{row.note_at}")
-            owner = st.text_input("By", key="owner", bind="query-params", max_chars=60, placeholder="your name")
+            owner = linked.text_input("By", key="owner", max_chars=60, placeholder="your name")
             if st.button("Save", key="run_note_save"):
                 frame.store.annotate(row.run, note or "", owner or "")
                 st.rerun()

@@ -7,7 +7,8 @@ import streamlit as st
 from db.rows import CANCELLED, FAILED, QUEUED, RUNNING, STATES, Run, Stage
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import Fp8dashError, InvalidChoice
-from fp8dash.ui.frame import Frame, glyph, guarded, query_ids, say_error, worker_line, zone
+from fp8dash.ui import linked
+from fp8dash.ui.frame import Frame, glyph, guarded, say_error, worker_line, zone
 from fp8dash.ui.pages import run as one_run
 from fp8dash.ui.parts.stages import BADGES, progress
 from fp8dash.ui.words import listed, many, moment, plain
@@ -19,28 +20,26 @@ LIVE, IDLE = 1.0, 4.0  # seconds between two looks at the runs
 
 def page(frame: Frame) -> None:
     """The list, or one run of it."""
-    if run_id := st.query_params.get("run", ""):
+    for run_id in frame.linked_runs("run"):
         one_run.page(frame, run_id)
         return
     head = st.empty()
     counts = frame.store.counts()
     worker_line(frame.store.workers(), waiting=counts[QUEUED])
-    if queued := query_ids("queued"):
+    if queued := linked.ids("queued"):
         st.success(
             f"{many(len(queued), 'run')} queued. A request that was on the way already is answered with its run."
         )
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        state = st.pills("State", STATES, key="state", bind="query-params")
-        search = st.text_input(
-            "Search", key="find", bind="query-params", placeholder="recipe, model, study, owner or run", width=280
-        )
+        state = linked.pills("State", STATES, key="state")
+        search = linked.text_input("Search", key="find", placeholder="recipe, model, study, owner or run", width=280)
     active = counts[QUEUED] + counts[RUNNING] > 0
     with head.container():
         st.title(_headline(counts), anchor=False)
     found = frame.store.count(states=[state] if state else STATES, search=search or "")
     listed = st.container()
     pages = -(-found // PAGE)
-    number = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    number = linked.pagination(pages)
     with listed:
         live = st.fragment(guarded(_list), run_every=LIVE if active else IDLE)
         live(frame, state, search or "", number, counts)
@@ -94,7 +93,7 @@ def _card(frame: Frame, run: Run, stages: Sequence[Stage]) -> None:
             _doors(frame, run)
         if run.error:
             st.error(plain(run.error))
-        if run.id in query_ids("log"):
+        if run.id in linked.ids("log"):
             st.code(frame.queue.log_tail(run.id, LOG_LINES) or "The log is empty so far.", language=None, height=260)
 
 
@@ -127,18 +126,15 @@ def _doors(frame: Frame, run: Run) -> None:
         if st.button("Again with changes", key=f"runs_again_{run.id}"):
             frame.go("new_run", **{"from": run.id})
         if run.state != QUEUED:
-            st.session_state.setdefault(f"runs_log_{run.id}", run.id in query_ids("log"))
+            st.session_state.setdefault(f"runs_log_{run.id}", run.id in linked.ids("log"))
             st.toggle("Log", key=f"runs_log_{run.id}", on_change=_open_log, args=(run.id,))
 
 
 def _open_log(run_id: str) -> None:
     """The open logs, in the address."""
-    others = [other for other in query_ids("log") if other != run_id]
+    others = [other for other in linked.ids("log") if other != run_id]
     opened = [*others, run_id] if st.session_state[f"runs_log_{run_id}"] else others
-    if opened:
-        st.query_params["log"] = ",".join(opened)
-    elif "log" in st.query_params:
-        del st.query_params["log"]
+    linked.write("log", ",".join(opened))
 
 
 def _remember(key: str, value: bool) -> None:

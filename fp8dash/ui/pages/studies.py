@@ -18,8 +18,9 @@ from fp8dash.report import study_evidence, study_files
 from fp8dash.report.pace import Pace, pace_of
 from fp8dash.report.study import WriteUp
 from fp8dash.report.study_evidence import Evidence, Plan
+from fp8dash.ui import linked
 from fp8dash.ui.charts.study import study_points
-from fp8dash.ui.frame import Frame, draw, guarded, query_ids, say_error, worker_line, zone
+from fp8dash.ui.frame import Frame, draw, guarded, say_error, worker_line, zone
 from fp8dash.ui.words import lasted, listed, many, moment, plain
 
 LIVE = 3.0  # seconds between two looks at a study that is not finished
@@ -31,21 +32,23 @@ LINKED = "question"  # and `runs`: an answer that needed no study of its own
 
 def page(frame: Frame) -> None:
     """One study's answer, or the questions and all studies."""
-    if study_id := st.query_params.get("study", ""):
-        _answer(frame, lambda: study_evidence.of_study(frame.store, study_id))
-    elif runs := query_ids("runs"):
-        asked = _asked(st.query_params.get(LINKED, ""))
+    studies = linked.known_ids("study", lambda ids: {study.id for study in frame.store.studies(ids=ids)}, "study")
+    runs = frame.linked_runs()
+    asked = _asked(linked.text(LINKED))
+    if studies:
+        _answer(frame, lambda: study_evidence.of_study(frame.store, studies[0]))
+    elif runs and asked:
         _answer(frame, lambda: study_evidence.of_runs(frame.store, asked, runs, reused=runs))
     else:
         _index(frame)
 
 
-def _asked(name: str) -> Question:
-    """The question of a link; raises InvalidChoice."""
-    found = QUESTIONS.get(name) or question_of(name)
-    if found is None:
-        raise InvalidChoice(f"“{name}” is not a question: choose one of {', '.join(QUESTIONS)}.")
-    return found
+def _asked(name: str) -> Question | None:
+    """The question of a link."""
+    question = QUESTIONS.get(name) or question_of(name)
+    if name and question is None:
+        linked.leave_out(LINKED, name, f"is not a question: choose one of {', '.join(QUESTIONS)}")
+    return question
 
 
 def _index(frame: Frame) -> None:
@@ -74,17 +77,17 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
     usual = usual_request(at_work(workers))
     backends = ["auto", "emulated"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        model = st.selectbox(
+        model = linked.selectbox(
             "Model", list(MODELS), format_func=lambda name: MODELS[name].title if name in MODELS else name,
-            accept_new_options=True, key="ask_model", bind="query-params", width=320,
+            accept_new_options=True, key="ask_model", width=320,
             help="From the catalogue, or type a folder on the worker or a Hub id.",
         )  # fmt: skip
-        backend = st.selectbox(
-            "Backend", backends, backends.index(usual.backend), key="ask_backend", bind="query-params", width=160,
+        backend = linked.selectbox(
+            "Backend", backends, backends.index(usual.backend), key="ask_backend", width=160,
             help="auto: native where a kernel is legal. Emulated is preset where all workers alive are CPUs.",
         )  # fmt: skip
-        owner = st.text_input(
-            "Owner", key="owner", bind="query-params", max_chars=60, placeholder="your name", width=220,
+        owner = linked.text_input(
+            "Owner", key="owner", max_chars=60, placeholder="your name", width=220,
             help="Kept in this page’s address.",
         )  # fmt: skip
     return usual.but(model=(model or DEMO).strip(), backend=backend), owner or ""
@@ -144,9 +147,7 @@ def _grid(frame: Frame, base: Request, owner: str, pace: Pace) -> None:
         with st.container(horizontal=True):
             formats, tiles, rules = (
                 tuple(
-                    st.multiselect(
-                        label, list(options), default=default, key=f"grid_{key}", bind="query-params", width=320
-                    )
+                    linked.multiselect(label, list(options), default=default, key=f"grid_{key}", width=320)
                 )  # fmt: skip
                 for label, key, options, default in (
                     ("Formats", "formats", FORMATS, ["e4m3fn"]),
@@ -174,7 +175,7 @@ def _list(frame: Frame) -> str:
         return "no study yet"
     pages = -(-count // PAGE)
     listed_here = st.container()
-    number = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    number = linked.pagination(pages)
     with listed_here:
         for study in frame.store.studies(limit=PAGE, offset=(number - 1) * PAGE):
             _line(frame, study)

@@ -10,6 +10,7 @@ from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.formats import FORMATS, Format
 from fp8dash.choose.records import ACTIVATION, OUTLIER, WEIGHT, LadderPoint, TensorProfile
 from fp8dash.report.numbers import DASH, signed, three
+from fp8dash.ui import linked
 from fp8dash.ui.charts import tensors as charts_tensors
 from fp8dash.ui.charts.tensors import Grid, grid_of, step
 from fp8dash.ui.frame import Frame, draw, zone
@@ -37,8 +38,8 @@ def page(frame: Frame) -> None:
         names = list(dict.fromkeys(profile.name for profile in profiles))
         layer = _linked("Layer", "layer", names, widest.name, str, of=run_id)
         fmt = format_box("Format", "format", "e4m3fn")
-        scale = str(st.segmented_control(
-            "Scale", [ALIGNED, UNIT], default=ALIGNED, required=True, key="scale", bind="query-params"
+        scale = str(linked.segmented_control(
+            "Scale", [ALIGNED, UNIT], default=ALIGNED, required=True, key="scale"
         ))  # fmt: skip
     points = frame.store.ladder_points([run_id])[run_id]
     with head:
@@ -67,13 +68,13 @@ def _linked(
     label: str, name: str, options: Sequence[str], start: str, write: Callable[[str], str], of: str = ""
 ) -> str:
     """A choice that is in the address under its name; what the address does not offer is `start`."""
-    asked = st.query_params.get(name, "")
+    asked = linked.choice(name, options, start)
     chosen = st.selectbox(
-        label, options, options.index(asked if asked in options else start), key=f"tensors_{name}_{of}",
+        label, options, options.index(asked), key=f"tensors_{name}_{of}",
         format_func=write, width=380,
     )  # fmt: skip
-    if chosen != (asked or start):
-        st.query_params[name] = chosen
+    if chosen != asked:
+        linked.write(name, chosen)
     return chosen
 
 

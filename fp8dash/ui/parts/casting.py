@@ -17,6 +17,7 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.explain.codes import CLIPPED, EXACT, FLUSHED, ROUNDED, Code, read, title
 from fp8dash.explain.numerics import Floats, on_grid, quantize, scale_from_amax, sqnr_db
 from fp8dash.report.numbers import as_power, exactly, signed, three
+from fp8dash.ui import linked
 from fp8dash.ui.charts import formats as charts_formats
 from fp8dash.ui.frame import draw
 from fp8dash.ui.words import listed, many, plain
@@ -32,20 +33,20 @@ def cast_numbers() -> tuple[str, str]:
     """Typed numbers through a whole cast: tiles, scales, codes, and what was lost."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         fmt = format_box("Format", "f", "e4m3fn")
-        tile = st.selectbox(
-            "Tile", ["1x4", *TILES], list(TILES).index("row") + 1, key="tile", bind="query-params", width=150,
+        tile = linked.selectbox(
+            "Tile", ["1x4", *TILES], list(TILES).index("row") + 1, key="tile", width=150,
             accept_new_options=True, help="Who shares a scale; any rows x columns can be typed.",
         )  # fmt: skip
-        rule = st.selectbox(
-            "Scale rule", list(RULES), key="rule", bind="query-params", width=150,
+        rule = linked.selectbox(
+            "Scale rule", list(RULES), key="rule", width=150,
             help="  \n".join(f"`{name}`: {r.meaning}" for name, r in RULES.items()),
         )  # fmt: skip
-        guard = st.selectbox(
-            "Guard", list(GUARDS), key="guard", bind="query-params", width=150,
+        guard = linked.selectbox(
+            "Guard", list(GUARDS), key="guard", width=150,
             help="  \n".join(f"`{name}`: {g.meaning}" for name, g in GUARDS.items()),
         )  # fmt: skip
-    text = st.text_area(
-        "Numbers, a line a row", SAMPLE, key="numbers", bind="query-params", height=110,
+    text = linked.text_area(
+        "Numbers, a line a row", SAMPLE, key="numbers", height=110,
         help=f"At most {MOST_NUMBERS} numbers, apart by spaces or commas. Short rows are filled up with zeros.",
     )  # fmt: skip
     x = _matrix(text or SAMPLE)
@@ -141,7 +142,7 @@ def _cast_in_all(x: Floats, cast: Cast) -> list[str]:
 def scale_rules() -> tuple[str, str]:
     """What each rule makes of one amax."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Amax of a tile", "448", key="amax", bind="query-params", width=220)
+        text = linked.text_input("Amax of a tile", "448", key="amax", width=220)
         fmt = format_box("Elements", "element", "e4m3fn")
     amax = read(text or "448", FORMATS["int8"])[0]
     if not math.isfinite(amax) or amax <= 0:
@@ -208,7 +209,5 @@ def _curve(binade: float, fmt: Format, rule: str) -> list[tuple[float, float]]:
 def format_box(label: str, key: str, default: str) -> Format:
     """The choice of a format, in the address under its key."""
     names = list(FORMATS)
-    name = st.selectbox(
-        label, names, names.index(default), key=key, bind="query-params", width=190, format_func=lambda n: n.upper()
-    )
+    name = linked.selectbox(label, names, names.index(default), key=key, width=190, format_func=lambda n: n.upper())
     return FORMATS[str(name)]
