@@ -24,7 +24,7 @@ from fp8dash.errors import QueueError
 ALIVE, LEFT, DEAD = "alive", "left", "dead"
 DEAD_AFTER = timedelta(seconds=60)  # without a heartbeat
 MAX_ATTEMPTS = 3  # starts of a run whose process or worker keeps dying
-FACT_COLUMNS = ("model_hash", "corpus_hash", "backend", "device")
+FACT_COLUMNS = ("model_hash", "corpus_hash", "backend", "device", "device_kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Claims:
     def describe(self, worker_id: str, device: str | None, facts: dict[str, Any]) -> None:
         """Say what a worker computes on."""
         with self._store.session() as session:
-            session.execute(_worker(worker_id).values(device=device, device_facts=facts))
+            values = {"device": device, "device_kind": facts.get("kind"), "device_facts": facts}
+            session.execute(_worker(worker_id).values(values))
 
     def heartbeat(self, worker_id: str) -> bool:
         """True while the worker is alive by the database's clock; False once it was marked dead and must leave."""

@@ -28,6 +28,18 @@ def sqlite_file(url: str) -> Path | None:
     return Path(parsed.database or ":memory:") if parsed.get_backend_name() == "sqlite" else None
 
 
+def beside(url: str, ending: str) -> str:
+    """The URL of a file beside an SQLite database, its name lengthened before the suffix.
+
+    >>> beside("sqlite:////data/100%25/fp8dash.sqlite", "-queue")
+    'sqlite:////data/100%25/fp8dash-queue.sqlite'
+    """
+    parsed = make_url(url)
+    file = Path(parsed.database or "")
+    own = parsed.set(database=str(file.with_name(f"{file.stem}{ending}{file.suffix}")))
+    return own.render_as_string(hide_password=False)
+
+
 def may_pass(error: StoreError) -> bool:
     """True where the database is out of reach, locked or full, and False where it refuses what it was told."""
     return isinstance(error.__cause__, (OperationalError, InterfaceError))

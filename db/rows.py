@@ -47,6 +47,7 @@ class Run:
     corpus_hash: str | None
     backend: str | None
     device: str | None
+    device_kind: str | None  # "cpu" or "cuda"
     facts: dict[str, Any]
     created_at: datetime
     started_at: datetime | None
@@ -84,6 +85,7 @@ class Worker:
     pid: int
     state: str
     device: str | None
+    device_kind: str | None
     device_facts: dict[str, Any]
     child_group: int | None
     started_at: datetime
@@ -100,8 +102,9 @@ class Worker:
         facts = self.device_facts
         pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
         capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
-        kind = facts.get("kind") or ("cpu" if (self.device or "cpu").lower().startswith("cpu") else "cuda")
-        return Device(kind, self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda)
+        return Device(
+            self.device_kind or "cpu", self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda
+        )
 
 
 def at_work(workers: Iterable[Worker]) -> list[Device]:

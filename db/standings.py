@@ -74,6 +74,7 @@ class Standing:
     note: str = ""
     note_by: str = ""
     note_at: str = ""
+    device_kind: str | None = None  # "cpu" or "cuda"
 
     @property
     def name(self) -> str:
@@ -177,7 +178,12 @@ def stand(session: Session, run_id: str) -> None:
         values |= kld_bounds(klds.all())
     method = found["kld"].method if "kld" in found else ""
     read = int(found["scored_windows"].value or 0) if "scored_windows" in found else None  # fewer where a run stopped
-    changed = {"backend": run.backend, "device": run.device, **_request_columns(run, method, read)}
+    changed = {
+        "backend": run.backend,
+        "device": run.device,
+        "device_kind": run.device_kind,
+        **_request_columns(run, method, read),
+    }
     changed["finished_at"] = run.finished_at if run.state == "finished" else None
     for column, value in (values | changed).items():
         setattr(row, column, value)
@@ -336,8 +342,8 @@ def _order(choice: Choice) -> tuple[Any, ...]:
     return (way.nulls_last(), s.created_at, s.run_id)
 
 
-_SAME = ("model", "recipe", "preset", "owner", "backend", "device", "study", "corpus", "windows", "window_length",
-         "method", "pinned", "note", "note_by", *COPIED)  # fmt: skip
+_SAME = ("model", "recipe", "preset", "owner", "backend", "device", "device_kind", "study", "corpus", "windows",
+         "window_length", "method", "pinned", "note", "note_by", *COPIED)  # fmt: skip
 _ROW = tuple(getattr(StandingTable, name) for name in (*_SAME, "run_id", "group_key", "created_at", "finished_at",
                                                        "note_at"))  # fmt: skip
 

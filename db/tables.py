@@ -94,6 +94,7 @@ class RunTable(Base):
     corpus_hash: Mapped[str | None]
     backend: Mapped[str | None]  # of the quality numbers: baseline, emulated, native or mixed
     device: Mapped[str | None]
+    device_kind: Mapped[str | None] = mapped_column(String(8))  # "cpu" or "cuda"
     facts: Mapped[dict[str, Any]]  # versions, seeds, sizes: provenance
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
@@ -132,6 +133,7 @@ class StandingTable(Base):
     method: Mapped[str]  # of the quality numbers
     backend: Mapped[str | None]
     device: Mapped[str | None]
+    device_kind: Mapped[str | None] = mapped_column(String(8))
     group_key: Mapped[str] = mapped_column(String(16))  # the same where numbers may be ranked together
     ppl: Mapped[float | None] = mapped_column(Float)
     ln_ppl_diff: Mapped[float | None] = mapped_column(Float)
@@ -189,6 +191,10 @@ class MeasurementTable(OfStage, Base):
     backend: Mapped[str]
     label: Mapped[str]
     note: Mapped[str]
+    batch: Mapped[int | None]  # of decoding, as are the next three
+    prompt_tokens: Mapped[int | None]
+    output_tokens: Mapped[int | None]
+    way: Mapped[str] = mapped_column(server_default="")
 
 
 class WindowTable(OfStage, Base):
@@ -350,6 +356,7 @@ class WorkerTable(Base):
     pid: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))  # alive, left or dead
     device: Mapped[str | None]  # as the leaderboard names it
+    device_kind: Mapped[str | None] = mapped_column(String(8))
     device_facts: Mapped[dict[str, Any]]
     child_group: Mapped[int | None]  # process group of the running child, to end what a dead worker left behind
     started_at: Mapped[datetime]

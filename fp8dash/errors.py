@@ -6,6 +6,7 @@
     ├── CorpusError          a text that cannot be found or is too short
     ├── KernelRefused        a native kernel that will not take these shapes or scales
     ├── NotFinite            NaN or infinity where a number was needed
+    ├── PlaceError           a folder of this installation that cannot be made or written to
     ├── StoreError           the database cannot be opened, read or written
     └── QueueError           a job that cannot be submitted, cancelled or retried
 
@@ -36,6 +37,10 @@ class KernelRefused(Fp8dashError):
 
 class NotFinite(Fp8dashError):
     """NaN or infinity where a number was needed."""
+
+
+class PlaceError(Fp8dashError):
+    """A folder of this installation that cannot be made or written to."""
 
 
 class StoreError(Fp8dashError):

@@ -6,36 +6,52 @@ FP8DASH_DATABASE_URL  an SQLAlchemy URL; a team moves to Postgres with it (defau
 
 import os
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import platformdirs
 
+from fp8dash.errors import PlaceError
+
 
 def data_dir() -> Path:
-    """The data folder, made if missing, readable by its owner alone."""
-    folder = Path(os.environ.get("FP8DASH_DATA_DIR") or platformdirs.user_data_dir("fp8dash", appauthor=False))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder.resolve()
+    """The data folder, made if missing, readable by its owner alone; raises PlaceError."""
+    return _made(
+        Path(os.environ.get("FP8DASH_DATA_DIR") or platformdirs.user_data_dir("fp8dash", appauthor=False))
+    ).resolve()
 
 
 def database_url() -> str:
-    """The product's database; a relative SQLite file is taken from the present folder, once and for all."""
-    url = os.environ.get("FP8DASH_DATABASE_URL") or f"sqlite:///{data_dir() / 'fp8dash.sqlite'}"
-    scheme, slashes, file = url.partition(":///")
-    return (
-        f"{scheme}{slashes}{Path(file).resolve()}"
-        if scheme.startswith("sqlite") and file not in ("", ":memory:")
-        else url
-    )
+    """The product's database; a relative SQLite file is taken from the present folder, once and for all.
+
+    Raises PlaceError where the data folder is needed and cannot be made.
+    """
+    url = os.environ.get("FP8DASH_DATABASE_URL")
+    if not url:
+        return sqlite_url(data_dir() / "fp8dash.sqlite")
+    scheme, slashes, rest = url.partition(":///")
+    file, mark, query = rest.partition("?")
+    if not scheme.startswith("sqlite") or file in ("", ":memory:") or file.startswith("file:"):
+        return url
+    return f"{sqlite_url(Path(unquote(file)).resolve(), scheme)}{mark}{query}"
+
+
+def sqlite_url(file: Path, scheme: str = "sqlite") -> str:
+    """A file as SQLAlchemy reads it from a URL, where %, ? and # would mean something else.
+
+    >>> sqlite_url(Path("/data/100 % sure?/fp8dash.sqlite"))
+    'sqlite:////data/100 %25 sure%3F/fp8dash.sqlite'
+    """
+    return f"{scheme}:///{quote(str(file), safe=' +/')}"
 
 
 def cache_dir() -> Path:
     """Converted models and cached baselines: safe to delete while no run is going."""
-    return _made("cache")
+    return _made(data_dir() / "cache")
 
 
 def log_file(run_id: str) -> Path:
     """The log of a run: all that its process printed, over all its attempts."""
-    return _made("logs") / f"{run_id}.log"
+    return _made(data_dir() / "logs") / f"{run_id}.log"
 
 
 def tasks_dir() -> Path:
@@ -43,7 +59,17 @@ def tasks_dir() -> Path:
     return data_dir() / "tasks"
 
 
-def _made(name: str) -> Path:
-    folder = data_dir() / name
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _made(folder: Path) -> Path:
+    """A folder, made if missing, for its owner alone; raises PlaceError where it cannot be used."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = (
+            "a file of that name is in the way"
+            if isinstance(error, FileExistsError)
+            else getattr(error, "strerror", error)
+        )
+        raise PlaceError(f"The folder {folder} cannot be made: {why}. Set FP8DASH_DATA_DIR to another one.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PlaceError(f"The folder {folder} cannot be written to. Set FP8DASH_DATA_DIR to another one.")
     return folder

@@ -17,7 +17,7 @@ from dbos import _serialization as serialization
 from dbos import error as dbos_error
 
 from db.claims import Claims
-from db.opened import DRIVER_ERRORS, sqlite_file
+from db.opened import DRIVER_ERRORS, beside, sqlite_file
 from db.rows import ACTIVE, QUEUED
 from db.store import Store
 from fp8dash.choose.request import Request
@@ -161,7 +161,7 @@ def engine_url(store_url: str) -> str:
         return store_url
     if file.name == ":memory:":
         raise QueueError("A database in memory cannot be shared with a worker: name a file in FP8DASH_DATABASE_URL.")
-    return f"sqlite:///{file.with_name(f'{file.stem}-queue{file.suffix}')}"
+    return beside(store_url, "-queue")
 
 
 def prepare_engine(store_url: str) -> None:

@@ -207,9 +207,12 @@ def _decode(name: str, device: str, backend: str) -> list[Row]:
                    "itl_ms_p90": (1.04 * gap, "ms"), "itl_ms_p99": (1.2 * gap, "ms")}  # fmt: skip
         note = f"128 tokens in, 64 out; {graph}; 3 passes"
         rows += [
-            Measurement(key, value, unit, HIGHER if "per_s" in key else LOWER, method, backend, f"batch {batch}", note)
+            Measurement(
+                key, value, unit, HIGHER if "per_s" in key else LOWER, method, backend, f"batch {batch}", note,
+                batch, 128, 64, graph,
+            )
             for key, (value, unit) in numbers.items()
-        ]
+        ]  # fmt: skip
     return rows
 
 
@@ -301,6 +304,7 @@ def _finished(store: Store, name: str, device: str, study: str, owner: str, when
         stage_share=1.0,
         backend=backend,
         device=device,
+        device_kind="cpu" if device == CPU else "cuda",
         model_hash="5f1d3c0a9b7e",
         corpus_hash="c0ffee123456",
         worker_id="w-h200" if device == H200 else "w-cpu",
@@ -359,7 +363,7 @@ def _workers(store: Store, now: datetime) -> None:
             session.add(
                 WorkerTable(
                     id=key, host=host, slot=0, pid=4711, state=state, device=device, child_group=None,
-                    device_facts={"kind": "cpu" if device == CPU else "cuda", "name": device},
+                    device_kind="cpu" if device == CPU else "cuda", device_facts={"name": device},
                     started_at=now - timedelta(hours=5), heartbeat_at=now,
                 )
             )  # fmt: skip

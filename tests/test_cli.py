@@ -57,7 +57,7 @@ def test_windows_are_long_where_a_gpu_is_at_work_unless_a_length_is_said(capsys)
     found.append(lengths())
     Claims(store).register("w-gpu", host="h", slot=0, pid=1)
     with store.session() as session:
-        session.execute(update(WorkerTable).values(device="NVIDIA H200", device_facts={"kind": "cuda"}))
+        session.execute(update(WorkerTable).values(device="NVIDIA H200", device_kind="cuda"))
     found.append(lengths())
     store.close()
     assert found == [[512, 64], [2048, 64]]

@@ -27,6 +27,10 @@ class Measurement:
     backend: str
     label: str = ""  # what it is of, where a name stands for several ("M=16")
     note: str = ""
+    batch: int | None = None  # of decoding, as are the next three: requests at once
+    prompt_tokens: int | None = None  # of each request
+    output_tokens: int | None = None
+    way: str = ""  # how steps are made: eager or a CUDA graph, and on which cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ def decode(
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             why = f"out of memory at {batch} prompts of {length} tokens"
-            yield Measurement("decode_tokens_per_s", None, "tokens/s", HIGHER, METHOD, backend, f"batch {batch}", why)
+            of = (f"batch {batch}", why, batch, length, STEPS)
+            yield Measurement("decode_tokens_per_s", None, "tokens/s", HIGHER, METHOD, backend, *of)
             continue
         yield from _measurements(timing, batch, length, backend)
     yield from _memories(resting, _memory(model.device)[1], backend)
@@ -190,7 +191,7 @@ def _measurements(timing: Timing, batch: int, length: int, backend: str) -> Iter
     note = f"{length} tokens in, {STEPS} out; {timing.how}; {len(timing.first)} passes"
 
     def measured(name: str, value: float | None, unit: str, better: str, why: str = note) -> Measurement:
-        return Measurement(name, value, unit, better, METHOD, backend, label, why)
+        return Measurement(name, value, unit, better, METHOD, backend, label, why, batch, length, STEPS, timing.how)
 
     first, whole = median(timing.first), median(map(sum, timing.gaps))
     yield measured("prefill_tokens_per_s", batch * length / first, "tokens/s", HIGHER)

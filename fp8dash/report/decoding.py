@@ -3,7 +3,6 @@
 Stored measurements in, plain values out. Only runs of one model, device, method and way of decoding are compared.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,17 +77,21 @@ def decodings(store: Store, runs: Sequence[Run]) -> list[Decoding]:
 def decoding_of(run: Run, rows: Sequence[Measurement]) -> Decoding:
     """A run's decoding from its measurements."""
     rates = [row for row in rows if row.name == RATE]
-    values = {(row.name, row.label): row.value for row in rows}
-    speeds = [_speed(row, values) for row in rates if row.value]
-    timed = [row for row in rates if row.value]
+    timed = [row for row in rates if row.value and row.batch]
+    values = {(row.name, row.batch): row.value for row in rows}
+    speeds = [_speed(row, values) for row in timed]
     return Decoding(
-        run.id, run.recipe, run.backend or "",
+        run=run.id,
+        recipe=run.recipe,
+        backend=run.backend or "",
         model=f"{run.model} ({run.model_hash[:8]})" if run.model_hash else run.model,
-        weights=run.model_hash or run.model, device=run.device or "", method=_joined(row.method for row in timed),
-        way=_joined(row.note.rpartition("; ")[0] for row in timed),
+        weights=run.model_hash or run.model,
+        device=run.device or "",
+        method=_joined(row.method for row in timed),
+        way=_joined(f"{row.prompt_tokens} tokens in, {row.output_tokens} out; {row.way}" for row in timed),
         speeds=tuple(sorted(speeds, key=lambda speed: speed.batch)),
         missing=tuple(dict.fromkeys(row.note for row in rates if not row.value)),
-    )  # fmt: skip
+    )
 
 
 def alike(found: Sequence[Decoding]) -> tuple[list[Decoding], list[tuple[Decoding, str]]]:
@@ -116,11 +119,9 @@ def _contest(batch: int, speeds: dict[str, float]) -> Contest:
     return Contest(batch, speeds, tuple(run for run in ranked if top - speeds[run] <= SPEED_TIE * top))
 
 
-def _speed(row: Measurement, values: dict[tuple[str, str], float | None]) -> Speed:
-    told = re.match(r"(\d+) tokens in, (\d+) out;", row.note)
-    prompt, output = (int(told[1]), int(told[2])) if told else (None, None)
-    times = (values.get((name, row.label)) for name in NAMES[1:])
-    return Speed(int(row.label.removeprefix("batch ")), row.value or 0.0, prompt, output, *times)
+def _speed(row: Measurement, values: dict[tuple[str, int | None], float | None]) -> Speed:
+    times = (values.get((name, row.batch)) for name in NAMES[1:])
+    return Speed(row.batch or 0, row.value or 0.0, row.prompt_tokens, row.output_tokens, *times)
 
 
 def _joined(texts: Iterable[str]) -> str:

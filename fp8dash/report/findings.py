@@ -163,7 +163,7 @@ def _speed(peers: Sequence[Standing], _: Extras) -> Said:
     """The fastest native FP8 run; on a CPU FP8 is widened first, which says nothing about the claim."""
     found = [
         row for row in peers
-        if row.backend == "native" and row.gemm_speedup and not str(row.device).upper().startswith("CPU")
+        if row.backend == "native" and row.gemm_speedup and row.device_kind == "cuda"
         and (recipe := _parsed(row)) and recipe.weights and recipe.weights.format != INT8
     ]  # fmt: skip
     if not found:

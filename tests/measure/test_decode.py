@@ -1,5 +1,7 @@
 """Decoding speed on a tiny model: the tokens are those of transformers' generate, and emulated runs get no number."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.cache_utils import StaticCache
@@ -55,6 +57,7 @@ def test_what_is_measured_reads_back_as_speeds_with_their_tokens_and_way(loaded,
     assert [(one.batch, one.prompt, one.output) for one in found.speeds] == [(1, 128, 6), (3, 128, 6)]
     assert all(0 < one.gap_ms <= one.gap_p90_ms <= one.gap_p99_ms and one.first_ms > 0 for one in found.speeds)
     assert (found.way, found.method) == ("128 tokens in, 6 out; eager, a cache that grows", module.METHOD)
+    assert decoding_of(run, [replace(row, label=f"row {i}", note="") for i, row in enumerate(rows)]) == found
     emulated = decoding_of(run, measured(loaded, "emulated"))
     assert not emulated.speeds and "emulated, whose time says nothing" in emulated.missing[0]
 

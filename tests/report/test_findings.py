@@ -37,7 +37,8 @@ CASES = {
          "multiplies INT8’s KLD by 40.00 and E4M3’s by 1.10"),
     13: ([row(HEAD, 0.05), row("FP8_DYNAMIC", 0.03)], "KLD 0.0500 instead of 0.0300"),
     15: ([row(ATTENTION, 0.01)], "attn=e4m3fn/tensor: KLD 0.0100"),
-    19: ([row("FP8_DYNAMIC", backend="native", device="H200", gemm_speedup=1.55)], "FP8_DYNAMIC: 1.55× BF16"),
+    19: ([row("FP8_DYNAMIC", backend="native", device="H200", device_kind="cuda", gemm_speedup=1.55)],
+         "FP8_DYNAMIC: 1.55× BF16"),
     21: ([row("FP8_BLOCK", ln_ppl_diff=0.01), row("FP8_TENSOR", ln_ppl_diff=0.02)],
          "between +1.01 % (FP8_BLOCK) and +2.02 % (FP8_TENSOR)"),
     22: ([row("KV_FP8"), row("FP8_BLOCK")], "11,520 bytes with KV_FP8, 23,040 without: 0.50×"),
@@ -93,9 +94,17 @@ def test_the_newest_group_speaks():
 
 
 def test_a_cpus_speed_says_nothing_about_the_claim_and_emulated_speed_is_none():
-    for field in ({"device": "CPU (x86-64)"}, {"backend": "emulated"}):
+    for field in ({"device": "CPU (x86-64)", "device_kind": "cpu"}, {"backend": "emulated"}):
         assert (
-            text([row("FP8_DYNAMIC", **({"backend": "native", "device": "H200", "gemm_speedup": 1.5} | field))], 19)
+            text(
+                [
+                    row(
+                        "FP8_DYNAMIC",
+                        **({"backend": "native", "device": "H200", "device_kind": "cuda", "gemm_speedup": 1.5} | field),
+                    )
+                ],
+                19,
+            )
             is None
         )
 
