@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 
 from fp8dash.choose.metrics import METRICS as METRICS
 from fp8dash.choose.metrics import Metric
@@ -9,16 +10,23 @@ from fp8dash.choose.metrics import Metric
 DASH = "—"
 
 
+LINE_ENDS = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters and separators of lines
+UNSEEN = (*LINE_ENDS, "Zs", "Cf", "Mn")  # what a spreadsheet may skip before it looks for a sign
+SIGNS = ("=", "+", "-", "@")  # what begins a formula
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def inert(text: str) -> str:
-    """A text that no spreadsheet runs as a formula.
+    """A text of one line that no spreadsheet runs as a formula, whatever stands before its sign.
 
-    >>> inert("=SUM(A1)"), inert("FP8")
-    ("'=SUM(A1)", 'FP8')
+    Spreadsheets skip leading blanks, take full-width signs for plain ones, and end a row at a lone CR.
+
+    >>> inert("=SUM(A1)"), inert("FP8"), inert("\\u00a0＝1"), inert("a\\r=1")
+    ("'=SUM(A1)", 'FP8', "'\\xa0＝1", 'a =1')
     """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    line = "".join(" " if unicodedata.category(char) in LINE_ENDS else char for char in text)
+    first = next((char for char in line if unicodedata.category(char) not in UNSEEN), "")
+    return f"'{line}" if unicodedata.normalize("NFKC", first)[:1] in SIGNS and first else line
 
 
 def three(value: float | None) -> str:

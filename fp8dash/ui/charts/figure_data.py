@@ -16,7 +16,7 @@ def data_csv(figure: go.Figure) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     titles = (_axis_title(figure.layout.xaxis) or "x", _axis_title(figure.layout.yaxis) or "y")
-    writer.writerow(["series", *titles, "value", "low", "high"])
+    writer.writerow(["series", *map(_cell, titles), "value", "low", "high"])
     for trace in figure.data:
         marks = MARKS.get(trace.type, _marks)(trace)
         writer.writerows([_cell(value) for value in mark] for mark in marks)
