@@ -1,7 +1,8 @@
-"""Where this installation keeps its data: the only reader of the environment's two settings.
+"""Where this installation keeps its data: the only reader of the environment's settings.
 
 FP8DASH_DATA_DIR      logs, caches and the default database (default: the platform's user data folder)
 FP8DASH_DATABASE_URL  an SQLAlchemy URL; a team moves to Postgres with it (default: SQLite in the data folder)
+FP8DASH_HOSTS         names by which browsers reach the dashboard, beside this machine's own, divided by commas
 """
 
 import os
@@ -42,6 +43,11 @@ def sqlite_url(file: Path, scheme: str = "sqlite") -> str:
     'sqlite:////data/100 %25 sure%3F/fp8dash.sqlite'
     """
     return f"{scheme}:///{quote(str(file), safe=' +/')}"
+
+
+def allowed_hosts() -> list[str]:
+    """Names by which browsers reach the dashboard, beside this machine's own."""
+    return [name for part in os.environ.get("FP8DASH_HOSTS", "").split(",") if (name := part.strip())]
 
 
 def cache_dir() -> Path:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fp8dash.errors import QueueError
-from fp8dash.places import data_dir, database_url
+from fp8dash.places import allowed_hosts, data_dir, database_url
 
 ROOT = Path(__file__).resolve().parent.parent  # where app.py lies
+EVERYWHERE = ("", "0.0.0.0", "::")  # listening on all of the machine's addresses
 POLL_SECONDS, RESTART_SECONDS, PATIENCE_SECONDS = 0.5, 2, 20
 
 Process = subprocess.Popen[bytes]
@@ -21,8 +22,32 @@ Process = subprocess.Popen[bytes]
 def start_web(host: str, port: int) -> Process:
     """The dashboard; raises QueueError where the port cannot be had."""
     refuse_taken(host, port)
-    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py")]
-    return _started([*command, "--server.port", str(port), "--server.address", host])
+    command = [sys.executable, "-m", "fp8dash.ui.server", "run", str(ROOT / "app.py")]
+    command += ["--server.port", str(port), "--server.address", host]
+    for name in answered_names(host):
+        command += ["--server.allowedHosts", name]
+    return _started(command)
+
+
+def answered_names(host: str) -> list[str]:
+    """By which names and addresses a browser may reach a dashboard that listens on `host`.
+
+    A page on any other name is refused, whatever it resolves to: else a site that a user visits could point its own
+    name at this machine and read the dashboard (DNS rebinding). FP8DASH_HOSTS adds names, divided by commas.
+    """
+    names = ["localhost", "127.0.0.1", "::1", *allowed_hosts()]
+    names += [socket.gethostname(), _own_address()] if host in EVERYWHERE else [host]
+    return list(dict.fromkeys(name.strip().lower() for name in names if name.strip()))
+
+
+def _own_address() -> str:
+    """This machine's address in its network; nothing is sent to find out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737: a route is chosen, no packet leaves
+        except OSError:  # no network
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def start_worker(slot: int = 0) -> Process:

@@ -72,7 +72,7 @@ def served(data: Path) -> Iterator[tuple[str, int]]:
     """The dashboard's address, and its process."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port)]
+    command = [sys.executable, "-m", "fp8dash.ui.server", "run", "app.py", "--server.port", str(port)]
     with process(command, data) as pid:
         until = time.monotonic() + START_SECONDS
         while True:
