@@ -105,6 +105,10 @@ def sentences(url: str) -> Iterator[None]:
         yield
     except IntegrityError:
         raise
+    except UnicodeEncodeError as error:  # a lone surrogate: what a byte that is not UTF-8 becomes in an argument
+        raise StoreError(
+            "Text that is not valid Unicode can neither be kept nor looked for: write it in UTF-8."
+        ) from error
     except DBAPIError as error:
         said, place = str(error.orig), make_url(url).render_as_string(hide_password=True)
         if "locked" in said:

@@ -41,6 +41,7 @@ from db.tables import (
     TensorProfileTable,
     WorkerTable,
 )
+from fp8dash.choose.limits import LONGEST_OWNER, LONGEST_STUDY, readable_name
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import (
@@ -204,9 +205,8 @@ class Store:
         note = note.strip()
         if len(note) > NOTE_LENGTH:
             raise InvalidChoice(f"The note has {len(note):,} characters: {NOTE_LENGTH:,} at most are kept.")
-        if note and not by.strip():
-            raise InvalidChoice("The note has no author: say who writes, so that the team knows whom to ask.")
-        who = {"note_by": by.strip() if note else "", "note_at": datetime.now(UTC) if note else None}
+        by = readable_name(by, "note's author", LONGEST_OWNER, "ada") if note else ""
+        who = {"note_by": by, "note_at": datetime.now(UTC) if note else None}
         self._change_standing(run_id, note=note, **who)
 
     def pin(self, run_id: str) -> None:
@@ -385,15 +385,12 @@ def _add_run(session: Session, request: Request, owner: str, study: StudyTable |
 
 
 def _new_study(name: str, owner: str) -> StudyTable:
-    if not name.strip():
-        raise InvalidChoice("The study has no name: give it one, such as “FP8 tiles”.")
-    return StudyTable(id=_new_id(), name=name.strip(), owner=_named_owner(owner), created_at=datetime.now(UTC))
+    name = readable_name(name, "study", LONGEST_STUDY, "FP8 tiles")
+    return StudyTable(id=_new_id(), name=name, owner=_named_owner(owner), created_at=datetime.now(UTC))
 
 
 def _named_owner(owner: str) -> str:
-    if not owner.strip():
-        raise InvalidChoice("The owner has no name: say who asks, so that the team knows whose run it is.")
-    return owner.strip()
+    return readable_name(owner, "owner", LONGEST_OWNER, "ada")
 
 
 def _new_id() -> str:

@@ -4,8 +4,8 @@ Every failure that a person can act on is one sentence and exit status 1; anythi
 """
 
 import argparse
-import dataclasses
 import getpass
+import io
 import logging
 import os
 import sys
@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from db.rows import FINISHED, STATES, Run, at_work
+from db.rows import FINISHED, RUNNING, STATES, Run, at_work
 from db.store import Store
+from fp8dash.choose.catalog import CORPORA, MODELS
+from fp8dash.choose.limits import shown
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.request import LEAVES, Request, usual_request
+from fp8dash.choose.request import HUB_ID, LEAVES, Request, is_whole_path, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
@@ -29,6 +31,10 @@ from jobs.queue import Queue
 
 HOST, PORT = "127.0.0.1", 8501
 POLL_SECONDS = 0.5
+NO_WORKER = (
+    "No worker is alive: start one with `fp8dash worker`, or `fp8dash up`. Waiting for it; Ctrl-C stops waiting."
+)
+PLACES = {"model": "model", "corpus": "corpus", "calibration": "calibration text"}  # options that may be paths
 ROWS = {"csv": export.to_csv, "markdown": export.to_markdown, "json": export.to_json}  # of all runs
 ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
     "csv": study_files.to_csv, "markdown": study_files.to_markdown, "html": study_files.to_html,
@@ -38,6 +44,9 @@ ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of one command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no reason to fail
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     for talkative in ("alembic", "dbos"):
         logging.getLogger(talkative).setLevel(logging.ERROR)
@@ -75,7 +84,7 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    fields = {name: getattr(options, name) for name in LEAVES if name != "recipe"}
+    fields = {name: getattr(options, name) for name in LEAVES if name != "recipe"} | _places(options)
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     with _opened() as (store, queue):
         fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).windows.length
@@ -85,12 +94,43 @@ def _submit(options: argparse.Namespace) -> int:
         return _wait(store, run_ids, ()) if options.wait else 0
 
 
+def _places(options: argparse.Namespace) -> dict[str, str]:
+    """Model and texts as any process on this machine finds them; says on stderr what a path was taken for."""
+    places = {}
+    for name, what in PLACES.items():
+        if (given := getattr(options, name, None)) is not None:
+            places[name] = place = _place(what, given)
+            if place != given:
+                print(f"The {what} {given} is {place}", file=sys.stderr)
+            elif is_whole_path(place) and not _is_here(place):
+                print(f"The {what} {place} is not on this machine: the run's worker must have it.", file=sys.stderr)
+    return places
+
+
+def _place(what: str, given: str) -> str:
+    """A path made whole where it leads to something here; names as they are. Raises InvalidChoice."""
+    if not given or given in MODELS or given in CORPORA:
+        return given
+    if _is_here(given):
+        return os.path.abspath(Path(given).expanduser())
+    if is_whole_path(given) or (what == "model" and HUB_ID.fullmatch(given)):
+        return given
+    raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its whole path.")
+
+
+def _is_here(place: str) -> bool:
+    try:
+        return Path(place).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of a user whom nobody knows
+        return False
+
+
 def _study(options: argparse.Namespace) -> int:
     """A question's runs as one study, those that are there already left out; the answer where it is waited for."""
     question = QUESTIONS[options.question]
-    asked = {name: getattr(options, name) for name in ("model", "corpus", "backend", "device")}
+    asked = {"backend": options.backend, "device": options.device} | _places(options)
     with _opened() as (store, queue):
-        base = dataclasses.replace(usual_request(at_work(store.workers())), **asked)
+        base = usual_request(at_work(store.workers())).but(**asked)
         plan = study_evidence.plan(store, question.requests(base))
         new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
         run_ids = [*(run.id for run in plan.known), *new]
@@ -223,27 +263,36 @@ def _opened() -> Iterator[tuple[Store, Queue]]:
 
 
 def _wait(store: Store, run_ids: Sequence[str], workers: Sequence[Process]) -> int:
-    """Tells of each run's steps until all have ended; 1 where one did not finish."""
-    told: dict[str, tuple[str | None, ...]] = {}
+    """Tells of each run's steps until all have ended; 1 where one did not finish.
+
+    Where no worker is alive and none was started here, that is said once, and again when the last one leaves.
+    """
+    steps: dict[str, tuple[str | None, ...]] = {}
+    is_alone = False
     while True:
         runs = store.runs(ids=run_ids)
         for run in reversed(runs):
             step = (run.state, run.stage, run.error)
-            if told.get(run.id) != step:
-                told[run.id] = step
-                what = run.stage if run.state == "running" and run.stage else run.state
-                print(
-                    f"{time.strftime('%H:%M:%S')}  {run.preset or run.recipe:<13} {what}  {run.error or ''}", flush=True
-                )
+            if steps.get(run.id) != step:
+                steps[run.id] = step
+                _say_step(run)
         if not any(run.is_active for run in runs):
             return int(any(run.state != FINISHED for run in runs))
         if ended := [worker.returncode for worker in workers if worker.poll() is not None]:
             raise QueueError(f"The worker ended with status {ended[0]}: its message is above.")
+        was_alone, is_alone = is_alone, not workers and not at_work(store.workers())
+        if is_alone and not was_alone:
+            print(NO_WORKER, file=sys.stderr, flush=True)
         time.sleep(POLL_SECONDS)
 
 
+def _say_step(run: Run) -> None:
+    step = run.stage if run.state == RUNNING and run.stage else run.state
+    print(f"{time.strftime('%H:%M:%S')}  {run.preset or run.recipe:<13} {step}  {run.error or ''}", flush=True)
+
+
 def _state(run: Run) -> str:
-    return f"running {run.stage or ''} {run.stage_share:.0%}" if run.state == "running" else run.state
+    return f"running {run.stage or ''} {run.stage_share:.0%}" if run.state == RUNNING else run.state
 
 
 def _address(options: argparse.Namespace) -> str:

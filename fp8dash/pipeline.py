@@ -27,6 +27,7 @@ from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import Corpus, Windows, calibration_windows, cut_windows, load_corpus
 from fp8dash.measure.decode import decode
+from fp8dash.measure.essay import haystack_of
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
 from fp8dash.measure.kept import name_of
@@ -39,8 +40,7 @@ from fp8dash.measure.needle import (
     baseline_answers,
     build_prompts,
     chat_of,
-    check_lengths,
-    haystack_of,
+    fitting,
     needle,
 )
 from fp8dash.measure.perplexity import perplexity
@@ -83,6 +83,8 @@ class Bench:
     shapes: Counter[Shape] = field(init=False)
     baseline: Baseline = field(init=False)  # from baseline, only where one of COMPARED is measured
     kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
+    grid: Grid = field(init=False)  # from load, only where needles are looked for
+    left_out: tuple[str, ...] = ()  # why lengths that were asked for are not in it
     prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
     needle_baseline: list[Answer] = field(init=False)
     observed: Observed | None = None  # from sensitivity or quantize, whichever is first
@@ -147,7 +149,8 @@ def _load(bench: Bench) -> Iterator[Item]:
             request.reading,
         )
     if "needle" in request.measures:
-        check_lengths(request.needles.lengths, loaded.context, KINDS[request.needles.kind])
+        grid = _grid(request, bench.corpus)
+        bench.grid, bench.left_out = fitting(loaded.tokenizer, grid, loaded.context, request.needles.chat)
     bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
     if "tasks" in request.measures:
         from fp8dash.measure.harness import find_tasks  # lm-eval takes seconds to import
@@ -164,7 +167,7 @@ def _load(bench: Bench) -> Iterator[Item]:
 def _baseline(bench: Bench) -> Iterator[Item]:
     measures, facts = bench.request.measures, (bench.loaded.content_hash, bench.device.label)
     if "needle" in measures:
-        bench.prompts = build_prompts(bench.loaded, _grid(bench.request, bench.corpus), bench.request.needles.chat)
+        bench.prompts = build_prompts(bench.loaded, bench.grid, bench.request.needles.chat)
     if COMPARED & set(measures):
         yield from _token_baseline(bench)
     if "kv" in measures:
@@ -259,8 +262,8 @@ def _needle(bench: Bench) -> Iterator[Item]:
             else:
                 yield item
     chat = chat_of(bench.loaded.tokenizer, request.needles.chat)
-    frame = f"in {request.needles.haystack}, chat template {chat}"
-    yield from needle(bench.prompts, answers, bench.needle_baseline, bench.backend, request.seed, frame)
+    told = (bench.backend, request.seed, f"in {request.needles.haystack}, chat template {chat}", bench.left_out)
+    yield from needle(bench.prompts, answers, bench.needle_baseline, *told)
 
 
 def _grid(request: Request, corpus: Corpus) -> Grid:

@@ -1,5 +1,6 @@
 """The processes of this machine: web and worker, started, watched and ended together."""
 
+import errno
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ Process = subprocess.Popen[bytes]
 
 
 def start_web(host: str, port: int) -> Process:
-    """The dashboard; raises QueueError where the port cannot be had."""
+    """The dashboard; raises QueueError where the port is taken."""
     refuse_taken(host, port)
     command = [sys.executable, "-m", "fp8dash.ui.server", "run", str(ROOT / "app.py")]
     command += ["--server.port", str(port), "--server.address", host]
@@ -93,7 +94,8 @@ def refuse_taken(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise QueueError(f"Port {port} on {host} cannot be used ({error}): choose another with --port.") from None
+            why = "already in use" if getattr(error, "errno", 0) == errno.EADDRINUSE else f"not available ({error})"
+            raise QueueError(f"Port {port} on {host} is {why}: choose another with --port.") from None
 
 
 def _started(command: list[str]) -> Process:

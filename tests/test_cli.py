@@ -1,9 +1,12 @@
 """The command line: one sentence and status 1 for what a person can mend, never a traceback."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from pyarrow import parquet
@@ -97,12 +100,99 @@ def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
         (["submit", "--measures", "tasks"], "No task is named"),
         (["cancel", "nope"], "nope"),
         (["retry", "nope"], "nope"),
+        (["submit", "--windows", "1000000000"], "choose 1 to 100,000"),
+        (["submit", "--measures", ""], "choose at least one of gemm"),
+        (["submit", "--device", "cuda;rm"], "choose auto, cpu, cuda or cuda:1"),
+        (["submit", "--model", "./nonesuch"], "give its whole path"),
+        (["submit", "--model", "org/../x"], "give its whole path"),
+        (["submit", "--corpus", "nonesuch.txt"], "There is no corpus nonesuch.txt in"),
+        (["submit", "--owner", "\u200b\u2060"], "The owner has no name"),
+        (["submit", "--owner", "o" * 10_000_000], "60 at most"),
+        (["submit", "--study", "s" * 10_000_000], "400 at most"),
+        *(
+            (["submit", f"--{name}", "/models/\udcff"], "in UTF-8")  # as a byte that is not UTF-8 arrives
+            for name in ("owner", "study", "model", "corpus", "calibration")
+        ),
+        (["cancel", "\udcff"], "in UTF-8"),
+        (["retry", "\udcff"], "in UTF-8"),
+        (["report", "--study", "\udcff"], "in UTF-8"),
+        (["study", "deploy", "--owner", "\udcff"], "in UTF-8"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys, arguments, sentence):
     assert main(arguments) == 1
-    error = said(capsys).err
-    assert sentence in error and error.count("\n") == 1
+    *remarks, error = said(capsys).err.splitlines()
+    assert error.startswith("fp8dash: ") and sentence in error and len(error) < 500
+    assert all("not on this machine" in remark for remark in remarks)
+
+
+def asked(capsys, *arguments):
+    """The request that a submission makes, and what is said beside it."""
+    assert main(["submit", "--owner", "ada", *arguments]) == 0
+    captured = said(capsys)
+    store = Store(database_url())
+    request = store.run(captured.out.split()[0]).request
+    store.close()
+    return request, captured.err
+
+
+def test_paths_are_made_whole_at_submit_and_said(capsys, tmp_path, monkeypatch):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "text.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    places = ("--model", "./tiny", "--corpus", "text.txt", "--calibration", "../" + tmp_path.name + "/text.txt")
+    request, remarks = asked(capsys, *places)
+    monkeypatch.chdir("/")
+    assert request.model == str(tmp_path / "tiny")
+    assert request.corpus == request.calibration.corpus == str(tmp_path / "text.txt")
+    assert f"The model ./tiny is {tmp_path / 'tiny'}\n" in remarks and remarks.count("\n") == 3
+
+
+def test_names_and_paths_of_other_machines_stay_as_they_are(capsys):
+    request, remarks = asked(capsys)
+    assert (request.model, request.corpus, remarks) == ("demo", "pydocs", "")
+    request, remarks = asked(capsys, "--model", "/mnt/far/model", "--corpus", "~nobody-here/text.txt")
+    assert (request.model, request.corpus) == ("/mnt/far/model", "~nobody-here/text.txt")
+    assert "/mnt/far/model is not on this machine: the run's worker must have it" in remarks
+    assert asked(capsys, "--model", "org/name")[0].model == "org/name"
+
+
+def test_waiting_without_a_worker_says_so_and_how_to_start_one(capsys):
+    statuses = []
+    waiting = threading.Thread(target=lambda: statuses.append(main(["submit", "--wait", "--owner", "ada"])))
+    waiting.start()
+    store, remarks = Store(database_url()), ""
+    while "No worker is alive" not in remarks and waiting.is_alive():
+        remarks += capsys.readouterr().err
+        time.sleep(0.05)
+    (run,) = store.runs()
+    assert main(["cancel", run.id]) == 0
+    waiting.join()
+    store.close()
+    remarks += capsys.readouterr().err
+    assert statuses == [1] and remarks.count("start one with `fp8dash worker`") == 1
+
+
+def test_a_terminal_without_utf8_gets_every_command():
+    code = """if True:
+        from fp8dash.cli import main
+        try:
+            main(["submit", "--help"])
+        except SystemExit as end:
+            assert end.code == 0
+        assert main(["submit", "--owner", "ada", "--study", "The night’s"]) == 0
+        assert main(["report"]) == main(["report", "--csv"]) == main(["runs"]) == 0
+        assert main(["submit", "--owner", "\\u200b’"[:1]]) == 1
+    """
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.isascii() and b"Traceback" not in ended.stderr
+
+
+def test_a_csvs_header_is_plain_ascii(capsys):
+    assert main(["report", "--csv"]) == 0
+    assert said(capsys).out.isascii()
 
 
 def test_submit_names_tasks_and_how_many_documents(capsys):

@@ -14,6 +14,7 @@ from typing import Any
 from fp8dash.errors import InvalidChoice
 
 LIMITS = "limits"  # key of a dataclass field's metadata
+LONGEST_STUDY, LONGEST_OWNER = 400, 60  # characters; a grid names its study after its formats, tiles and rules
 LONGEST_LINE = 4_096  # characters of a path, a recipe or a name that nothing else bounds
 SHOWN = 40  # characters of a wrong value that a refusal repeats
 MOST_SHOWN = 10**15  # the largest number that it repeats

@@ -1,8 +1,13 @@
-"""The essay haystack: plain prose of our own, under this project's licence. Knows no model.
+"""The haystacks that needles are hidden in: noise, an essay of our own, or the corpus. Knows no model.
 
-RULER hides its needles in Paul Graham's essays, which may not be shipped. Whoever wants those, or any other prose,
-names its file as the corpus and hides the needles there. Changing a word here changes the prompts: raise needle.METHOD.
+The essay is plain prose under this project's licence. RULER hides its needles in Paul Graham's essays, which may not be
+shipped: whoever wants those, or any other prose, names its file as the corpus and hides the needles there. Changing a
+word here changes the prompts: raise needle.METHOD.
 """
+
+import re
+
+from fp8dash.errors import CorpusError
 
 ESSAY = """
 A good instrument is a promise that somebody kept before you were born. The brass rule on the wall of the old customs
@@ -83,3 +88,20 @@ the box with two fingers and wrote a line in his ledger. The line held the name 
 had used and the difference that he had found. There was no column for his opinion. When the box came to me I looked for
 one, and I understood only then why every merchant in the valley had trusted him.
 """
+
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+def haystack_of(name: str, corpus: str) -> tuple[str, ...]:
+    """The sentences of a haystack; raises CorpusError where the corpus has none."""
+    return (NOISE,) if name == "noise" else sentences({"essay": ESSAY, "corpus": corpus}[name])
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text, for a haystack; raises CorpusError where there are none."""
+    found = [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text)]
+    whole = tuple(part for part in found if 20 <= len(part) <= 400)
+    if not whole:
+        raise CorpusError("The corpus holds no sentences to hide a needle in: choose the noise haystack.")
+    return whole

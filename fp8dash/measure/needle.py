@@ -11,10 +11,9 @@ import hashlib
 import json
 import math
 import random
-import re
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from fp8dash.choose.casts import KvCast
 from fp8dash.choose.needles import KINDS, Kind
 from fp8dash.choose.records import HIGHER, NEITHER, Measurement, NeedleCell, Progress
 from fp8dash.errors import CorpusError, NotFinite
-from fp8dash.measure.essay import ESSAY
+from fp8dash.measure.essay import NOISE
 from fp8dash.measure.kept import keep, kept, name_of
 from fp8dash.model.load import LoadedModel
 from fp8dash.model.reading import CHUNK, Reader, shared_start
 from fp8dash.stats import FEWEST_WINDOWS, paired_difference
 
 METHOD = f"RULER needles, greedy, containment; ln p of the values teacher-forced; read in chunks of {CHUNK}, v2"
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+ROUND = 16  # tokens: lengths that are recommended leave room for needles of a few more
 NEEDLE = "One of the special magic {what}s for {key} is: {value}."
 TASKS = {  # one value asked for, or several
     1: (
@@ -91,27 +90,40 @@ class Answer:
     logprob: float | None
 
 
-def check_lengths(lengths: Sequence[int], context: int, kind: Kind = KINDS["single_1"]) -> None:
-    """Raises CorpusError where a prompt and its answer exceed the model's context."""
-    if context and max(lengths) + kind.answer_tokens > context:
-        raise CorpusError(
-            f"A needle length of {max(lengths):,} and {kind.answer_tokens} answer tokens exceed the model's context of "
-            f"{context:,}: choose at most {context - kind.answer_tokens:,}."
+def fitting(tokenizer: Any, grid: Grid, context: int, chat: str) -> tuple[Grid, tuple[str, ...]]:
+    """The grid without the lengths that this tokenizer or the model's context rules out, and why each is left out.
+
+    Raises CorpusError where no length is left.
+    """
+    framed = chat_of(tokenizer, chat)
+    refusals = {length: _refusal(tokenizer, grid, length, context, framed) for length in grid.lengths}
+    lengths = tuple(length for length, why in refusals.items() if not why)
+    if not lengths:
+        raise CorpusError(next(iter(refusals.values())))
+    return replace(grid, lengths=lengths), tuple(filter(None, refusals.values()))
+
+
+def _refusal(tokenizer: Any, grid: Grid, length: int, context: int, chat: str) -> str:
+    """Why no prompt of a length can be made, and a length that can; empty where one can."""
+    answer = grid.kind.answer_tokens
+    if context and length + answer > context:
+        return (
+            f"A needle length of {length:,} and {answer} answer tokens exceed the model's context of {context:,}: "
+            f"choose at most {context - answer:,}."
         )
+    least = length
+    while (needed := _question_tokens(tokenizer, grid, least, chat)) > least:  # other lengths hide other needles
+        least = math.ceil(needed / ROUND) * ROUND
+    if least == length:
+        return ""
+    return f"A needle length of {length:,} tokens cannot hold the question itself: choose at least {least:,}."
 
 
-def haystack_of(name: str, corpus: str) -> tuple[str, ...]:
-    """The sentences of a haystack; raises CorpusError where the corpus has none."""
-    return (NOISE,) if name == "noise" else sentences({"essay": ESSAY, "corpus": corpus}[name])
-
-
-def sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a text, for a haystack; raises CorpusError where there are none."""
-    found = [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text)]
-    whole = tuple(part for part in found if 20 <= len(part) <= 400)
-    if not whole:
-        raise CorpusError("The corpus holds no sentences to hide a needle in: choose the noise haystack.")
-    return whole
+def _question_tokens(tokenizer: Any, grid: Grid, length: int, chat: str) -> int:
+    """Tokens of the longest prompt of a length's cells without any haystack."""
+    cells = ((depth, repeat) for depth in grid.depths for repeat in range(grid.repeats))
+    hidden = (_hide(grid, length, depth, repeat) for depth, repeat in cells)
+    return max(len(_encoded(tokenizer, _written(tokenizer, grid.kind, h.text(0), h.key, chat), chat)) for h in hidden)
 
 
 def build_prompts(loaded: LoadedModel, grid: Grid, chat: str) -> list[Prompt]:
@@ -196,10 +208,11 @@ def needle(
     backend: str,
     seed: int,
     frame: str,
+    left_out: Sequence[str] = (),
 ) -> Iterator[NeedleCell | Measurement]:
     """A cell for each prompt, then both grades, the baseline's, and their difference with its paired interval.
 
-    `frame` says what the prompts were framed by and hidden in, for the method.
+    `frame` says what the prompts were framed by and hidden in, for the method; `left_out` why some have no cell.
     """
     cells = sorted(
         (_cell(*each) for each in zip(prompts, answers, baseline, strict=True)),
@@ -207,7 +220,7 @@ def needle(
     )
     yield from cells
     method = f"{METHOD}; niah_{prompts[0].kind.name} {frame}, {prompts[0].kind.answer_tokens} answer tokens"
-    note = f"{len(cells)} cells"
+    note = " ".join([f"{len(cells)} cells.", *left_out]) if left_out else f"{len(cells)} cells"
 
     def measured(name: str, value: float | None, unit: str, better: str, why: str = "") -> Measurement:
         return Measurement(name, value, unit, better, method, backend, note=why or note)

@@ -48,12 +48,12 @@ def to_csv(rows: Iterable[Standing]) -> str:
 
 
 def titled(column: str) -> str:
-    """A column's name with its unit.
+    """A column's name with its unit, in plain ASCII: a spreadsheet that knows no UTF-8 reads it too.
 
     >>> titled("kld"), titled("model_bytes"), titled("recipe")
     ('kld (nats)', 'model_bytes (bytes)', 'recipe')
     """
-    return f"{column} ({UNITS[column]})" if column in UNITS else column
+    return f"{column} ({UNITS[column].replace('×', 'x')})" if column in UNITS else column
 
 
 def to_parquet(rows: Sequence[Standing]) -> bytes:

@@ -22,7 +22,8 @@ from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.request import Request
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import cut_windows, load_corpus
-from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, haystack_of, needle
+from fp8dash.measure.essay import haystack_of
+from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, needle
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.sensitivity import WINDOWS as PROBE_WINDOWS
 from fp8dash.measure.sensitivity import Group, Probe, groups_of

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from fp8dash.choose.records import Measurement, NeedleCell, Progress
 from fp8dash.choose.request import Request
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.measure import needle as needles
+from fp8dash.measure.essay import NOISE, haystack_of, sentences
 from fp8dash.measure.kept import keep, kept
 from fp8dash.measure.needle import (
-    NOISE,
     Answer,
     Grid,
     Prompt,
@@ -26,10 +27,8 @@ from fp8dash.measure.needle import (
     build_prompt,
     build_prompts,
     chat_of,
-    check_lengths,
-    haystack_of,
+    fitting,
     needle,
-    sentences,
     share_found,
 )
 from fp8dash.model.reading import CHUNK, Reader
@@ -118,11 +117,34 @@ def test_a_chat_template_frames_the_prompt_where_it_is_asked_for(loaded):
 
 def test_lengths_beyond_the_context_or_below_the_question_are_refused(loaded):
     with pytest.raises(CorpusError, match="exceed the model's context of 2,048: choose at most 2,024"):
-        check_lengths([2048], 2048)
+        fitting(loaded.tokenizer, grid(lengths=(2048,)), 2048, "off")
     with pytest.raises(CorpusError, match="64 answer tokens .* choose at most 1,984"):
-        check_lengths([2048], 2048, KINDS["multivalue"])
+        fitting(loaded.tokenizer, grid("multivalue", lengths=(2048,)), 2048, "off")
     with pytest.raises(CorpusError, match="cannot hold the question itself: choose at least"):
         build_prompt(loaded.tokenizer, grid(), 128, 50, 0, "off")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_length_that_a_refusal_names_is_accepted(loaded, kind, seed):
+    asked = grid(kind, lengths=(128,), depths=(0, 30, 100), repeats=4, seed=seed)
+    with pytest.raises(CorpusError, match="cannot hold the question itself") as caught:
+        fitting(loaded.tokenizer, asked, 2048, "off")
+    least = int(re.search(r"at least ([\d,]+)", str(caught.value))[1].replace(",", ""))
+    fits = dataclasses.replace(asked, lengths=(least,))
+    assert fitting(loaded.tokenizer, fits, 2048, "off") == (fits, ())
+    assert len(build_prompts(loaded, fits, "off")) == 12
+
+
+def test_lengths_that_cannot_be_are_left_out_with_a_reason_where_others_remain(loaded):
+    grid_, why = fitting(loaded.tokenizer, grid(lengths=(128, 700, 4096)), 2048, "off")
+    assert grid_.lengths == (700,) and ["128 tokens cannot" in why[0], "length of 4,096" in why[1]] == [True, True]
+    prompts = build_prompts(loaded, grid_, "off")
+    answers = [Answer("", None)] * len(prompts)
+    (first, *_) = [
+        row for row in needle(prompts, answers, answers, "emulated", 0, "", why) if not hasattr(row, "depth")
+    ]
+    assert first.note.endswith(" ".join(why))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 
 from fp8dash.errors import CorpusError
 from fp8dash.measure.corpora import pydocs_pages
-from fp8dash.measure.needle import NOISE, TASKS, Grid, build_prompt
+from fp8dash.measure.essay import NOISE
+from fp8dash.measure.needle import TASKS, Grid, build_prompt
 
 
 def needles(

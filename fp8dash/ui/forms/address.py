@@ -7,6 +7,7 @@
 import dataclasses
 from typing import Any
 
+from fp8dash.choose.limits import LONGEST_OWNER, LONGEST_STUDY
 from fp8dash.choose.presets import preset_of, recipe_from
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.request import LEAVES, Request
@@ -18,7 +19,7 @@ FROM, RECIPE, STUDY, OWNER = "from", "recipe", "study", "owner"
 FIELDS = {name: leaf.limits for name, leaf in LEAVES.items() if name != RECIPE}
 NAMES = (FROM, RECIPE, STUDY, OWNER, *FIELDS)  # what the form owns of an address
 BY_WORKERS = ("window_length", "backend")  # see usual_request
-LONGEST = {STUDY: 120, OWNER: 60}  # characters
+LONGEST = {STUDY: LONGEST_STUDY, OWNER: LONGEST_OWNER}  # characters
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
