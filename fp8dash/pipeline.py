@@ -23,9 +23,10 @@ from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import Layer, Progress, Row, StageResult
 from fp8dash.choose.request import Request
+from fp8dash.choose.windows import Reading
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
-from fp8dash.measure.corpora import Corpus, Windows, calibration_windows, cut_windows, load_corpus
+from fp8dash.measure.corpora import Corpus, Windows, adds_bos, calibration_windows, cut_windows, load_corpus
 from fp8dash.measure.decode import decode
 from fp8dash.measure.essay import haystack_of
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
@@ -74,7 +75,8 @@ class Bench:
     where: torch.device
     passes: Passes
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
-    loaded: LoadedModel = field(init=False)  # from load, as are the next four
+    loaded: LoadedModel = field(init=False)  # from load, as are the next five
+    reading: Reading = field(init=False)  # with BOS resolved
     corpus: Corpus = field(init=False)
     windows: Windows = field(init=False)  # only where one of WINDOWED is measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
@@ -138,6 +140,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     folder = locate(request.model, bench.cache)
     yield Progress("load", 1, 3, "reading weights")
     loaded = bench.loaded = load(folder, bench.where)
+    bench.reading = request.reading.resolved(adds_bos(loaded.tokenizer))
     yield Progress("load", 2, 3, "cutting the corpus")
     if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
@@ -146,7 +149,7 @@ def _load(bench: Bench) -> Iterator[Item]:
             request.windows.count,
             request.windows.length,
             loaded.context,
-            request.reading,
+            bench.reading,
         )
     if "needle" in request.measures:
         grid = _grid(request, bench.corpus)
@@ -317,9 +320,10 @@ def _calibration(bench: Bench, loaded: LoadedModel) -> tuple[Tensor | None, dict
     corpus = load_corpus(request.calibration.corpus) if request.calibration.corpus else bench.corpus
     measured = request.windows.tokens if corpus.content_hash == bench.corpus.content_hash else 0
     count, length = request.calibration.windows, request.windows.length
-    windows = calibration_windows(loaded.tokenizer, corpus, count, length, measured)
-    told = {"corpus": corpus.name, "hash": corpus.content_hash, "windows": count, "window_length": length}
-    return windows, {"calibration": told}
+    windows = calibration_windows(loaded.tokenizer, corpus, count, length, measured, bench.reading)
+    facts: dict[str, Any] = {"corpus": corpus.name, "hash": corpus.content_hash}
+    facts |= {"windows": count, "window_length": length} | ({"bos": True} if bench.reading.bos == "bos" else {})
+    return windows, {"calibration": facts}
 
 
 def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, Any]:
@@ -332,7 +336,7 @@ def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, 
         "device_kind": bench.device.kind,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "seed": bench.request.seed,
-        **made_with(bench.where, bench.request.measures, perplexity=bench.request.reading.method),
+        **made_with(bench.where, bench.request.measures, perplexity=bench.reading.method),
     }
 
 

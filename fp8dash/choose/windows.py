@@ -3,7 +3,7 @@
 Numbers of unlike conventions lie on unlike scales: each has a method of its own, and is never ranked with another.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp8dash.choose.limits import choice, whole
 from fp8dash.errors import InvalidChoice
@@ -31,6 +31,7 @@ CONVENTIONS = {
     )
 }  # fmt: skip
 BOS = {
+    "auto": "as the model’s tokenizer has it: BOS where it begins every text with one",
     "none": "no BOS: a window begins where the last one ended",
     "bos": "BOS in each window’s first place, and before the text, as llama.cpp has it",
 }
@@ -38,13 +39,13 @@ BOS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A convention with its stride and its rule for BOS."""
+    """A convention with its stride and its rule for BOS; “auto” is resolved once the tokenizer is at hand."""
 
     convention: str = choice("disjoint", CONVENTIONS, what="convention", help="of perplexity’s windows")
     stride: int = whole(  # from one window's start to the next's; only where windows overlap
         0, 0, 1_048_576, what="stride", help="tokens, of strided windows"
     )
-    bos: str = choice("none", BOS, what="rule for BOS", unsaid="none")
+    bos: str = choice("auto", BOS, what="rule for BOS", unsaid="none")
 
     def checked(self, length: int) -> "Reading":
         """This reading, where windows of `length` tokens can be read so; raises InvalidChoice."""
@@ -57,6 +58,14 @@ class Reading:
         if self.convention == "strided" and not 1 <= self.stride < length:
             raise InvalidChoice(f"A stride of {self.stride} is out of range: choose 1 to {length - 1:,} tokens.")
         return self
+
+    def resolved(self, tokenizer_adds_bos: bool) -> "Reading":
+        """This reading with or without BOS; only that has a method of its own.
+
+        >>> Reading(bos="auto").resolved(True).bos, Reading(bos="none").resolved(True).bos
+        ('bos', 'none')
+        """
+        return replace(self, bos="bos" if tokenizer_adds_bos else "none") if self.bos == "auto" else self
 
     def step(self, length: int) -> int:
         """Tokens from one window's start to the next's."""
@@ -80,16 +89,19 @@ class Reading:
         'token perplexity over windows 256 tokens apart, BOS in the first place, each token scored once, v1'
         """
         convention = CONVENTIONS[self.convention]
-        bos = "no BOS" if self.bos == "none" else "BOS in the first place"
+        bos = {"none": "no BOS", "bos": "BOS in the first place"}.get(self.bos, "BOS as the tokenizer has it")
         return f"token perplexity over {convention.windows.format(stride=self.stride)}, {bos}, {convention.scored}, v1"
 
     @property
     def short(self) -> str:
-        """What differs from disjoint windows without BOS, in a few words; empty where nothing does.
+        """What differs from disjoint windows with BOS left to the tokenizer or out, in a few words; else empty.
 
-        >>> Reading().short, Reading("strided", 256, "bos").short
+        >>> DISJOINT.short, Reading("strided", 256, "bos").short
         ('', 'strided by 256, BOS')
         """
         strided = f"strided by {self.stride}"
         words = [{"disjoint": "", "strided": strided, "half": "second half scored"}.get(self.convention, "")]
-        return ", ".join(word for word in (*words, "" if self.bos == "none" else "BOS") if word)
+        return ", ".join(word for word in (*words, "BOS" if self.bos == "bos" else "") if word)
+
+
+DISJOINT = Reading(bos="none")

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from fp8dash.choose.catalog import PYDOCS
-from fp8dash.choose.windows import Reading
+from fp8dash.choose.windows import DISJOINT, Reading
 from fp8dash.errors import CorpusError, InvalidChoice
 
 LARGEST = 256 << 20  # bytes of a corpus file
 CHARACTERS_A_TOKEN = 16  # more than any text needs: only this much of a long corpus is tokenized at first
-DISJOINT = Reading()
 WORD = re.compile(r"(?<!\S)\S")  # a word's first letter; words are what white space divides, as in lm-eval
 
 
@@ -90,6 +89,7 @@ def cut_windows(
         raise CorpusError(
             f"Windows of {length:,} tokens exceed the model's context of {context:,}: choose at most {context:,}."
         )
+    reading = reading.resolved(adds_bos(tokenizer))
     step, bos = reading.step(length), _bos(tokenizer, reading)
     need = (count - 1) * step + length - len(bos)
     tokens = _tokens(tokenizer, corpus.text[: need * CHARACTERS_A_TOKEN])
@@ -108,8 +108,18 @@ def cut_windows(
     return Windows(ids, first, words, sizes, reading.method)
 
 
-def calibration_windows(tokenizer: Any, corpus: Corpus, count: int, length: int, measured: int) -> Tensor:
-    """Token ids [count, length] from the corpus's end, apart from its first `measured` tokens; raises CorpusError."""
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer begins every text with BOS: then the model was trained so, and is lost without."""
+    return tokenizer.bos_token_id is not None and _ids(tokenizer, "a")[:1] == [tokenizer.bos_token_id]
+
+
+def calibration_windows(
+    tokenizer: Any, corpus: Corpus, count: int, length: int, measured: int, reading: Reading = DISJOINT
+) -> Tensor:
+    """Token ids [count, length] from the corpus's end, apart from its first `measured` tokens; raises CorpusError.
+
+    BOS takes the place of each window's first token where the reading has it.
+    """
     wanted = count * length
     if len(corpus.text) > (wanted + measured) * CHARACTERS_A_TOKEN:  # the end cannot reach what is measured
         ids = _tokens(tokenizer, corpus.text[-wanted * CHARACTERS_A_TOKEN :]).ids
@@ -120,7 +130,9 @@ def calibration_windows(tokenizer: Any, corpus: Corpus, count: int, length: int,
             f"The corpus “{corpus.name}” holds {len(ids):,} tokens beside those that are measured, and calibration "
             f"asks for {wanted:,}: choose fewer calibration windows, or another calibration text."
         )
-    return torch.tensor(ids[-wanted:]).view(count, length)
+    windows, bos = torch.tensor(ids[-wanted:]).view(count, length), _bos(tokenizer, reading)
+    windows[:, : len(bos)] = torch.tensor(bos, dtype=windows.dtype)
+    return windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +147,13 @@ class _Tokens:
         return (self.ends[begin - 1] if begin > 0 else 0, self.ends[end - 1]) if self.ends else None
 
 
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+    return ids
+
+
 def _bos(tokenizer: Any, reading: Reading) -> list[int]:
-    if reading.bos == "none":
+    if reading.resolved(adds_bos(tokenizer)).bos == "none":
         return []
     if tokenizer.bos_token_id is None:
         raise InvalidChoice("BOS was asked for, but this model's tokenizer has none: choose “none” for BOS.")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import fp8dash
-from fp8dash.choose.windows import Reading
+from fp8dash.choose.windows import DISJOINT
 from fp8dash.measure import decode, gemm, gradients, kv_cache, needle, profile, sensitivity, weight_error
 from fp8dash.measure.nvml import clocks_mhz, driver
 from fp8dash.model.load import runtime
@@ -18,7 +18,7 @@ METHODS = {  # by stage; that of tasks is lm-eval's and stands beside each numbe
     "profile": profile.METHOD,
     "quantize": weight_error.METHOD,
     "gemm": gemm.METHOD,
-    "perplexity": Reading().method,
+    "perplexity": DISJOINT.method,
     "kv": kv_cache.PATH_METHOD,
     "needle": needle.METHOD,
     "decode": decode.METHOD,

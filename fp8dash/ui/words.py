@@ -5,7 +5,7 @@ from datetime import datetime, tzinfo
 from pathlib import PurePath
 
 from fp8dash.choose.request import Request
-from fp8dash.choose.windows import Reading
+from fp8dash.choose.windows import DISJOINT
 from fp8dash.report.numbers import DASH
 
 MARKDOWN = re.compile(r"([!-/:-@\[-`{-~])")
@@ -70,12 +70,13 @@ def setting(request: Request) -> str:
 def cut(method: str) -> str:
     """How a method cuts a text into windows, to be said after their size; nothing for the usual way.
 
+    >>> from fp8dash.choose.windows import DISJOINT, Reading
     >>> from fp8dash.choose.windows import Reading
-    >>> cut(Reading().method), cut(Reading("half", bos="bos").method)
+    >>> cut(DISJOINT.method), cut(Reading("half", bos="bos").method)
     ('', ', disjoint windows, BOS in the first place, second half scored as in llama.cpp')
     """
     way = method.removeprefix("token perplexity over ").removeprefix("token perplexity, ").rsplit(", v", 1)[0]
-    return "" if method == Reading().method or way == method else f", {way}"
+    return "" if method == DISJOINT.method or way == method else f", {way}"
 
 
 def listed(names: list[str]) -> str:

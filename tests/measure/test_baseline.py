@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fp8dash.choose.records import Measurement, Progress
-from fp8dash.choose.windows import Reading
+from fp8dash.choose.windows import DISJOINT, Reading
 from fp8dash.errors import ModelError, NotFinite
 from fp8dash.measure import baseline as baselines
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of, read_baseline
@@ -98,7 +98,7 @@ def test_what_bears_on_a_baselines_bits_is_in_its_name(loaded, corpus_file, wind
     facts = {"model_hash": "m", "corpus_hash": "c", "windows": windows, "device": "CPU"}
     names = [baseline_file(tmp_path, **facts)]
     names += [baseline_file(tmp_path, **facts | {key: "other"}) for key in ("model_hash", "corpus_hash", "device")]
-    for reading in (Reading(), Reading("strided", 48), Reading("half", bos="bos")):
+    for reading in (DISJOINT, Reading("strided", 48), Reading("half", bos="bos")):
         cut = cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), 4, 96, loaded.context, reading)
         names.append(baseline_file(tmp_path, **facts | {"windows": cut}))
     assert len(set(names)) == len(names)

@@ -14,10 +14,10 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Measurement, Progress, Window
 from fp8dash.choose.request import Request
-from fp8dash.choose.windows import BOS, CONVENTIONS, Reading
+from fp8dash.choose.windows import BOS, CONVENTIONS, DISJOINT, Reading
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.measure.baseline import baseline_of
-from fp8dash.measure.corpora import Corpus, cut_windows
+from fp8dash.measure.corpora import Corpus, calibration_windows, cut_windows
 from fp8dash.measure.divergence import Comparer, Told, told
 from fp8dash.measure.perplexity import PERCENTILES, perplexity
 from fp8dash.model.swap import cast_model
@@ -116,7 +116,7 @@ def test_conventions_score_as_many_tokens_as_their_tools(loaded):
 def test_each_convention_and_rule_for_bos_has_a_method_of_its_own():
     methods = [reading.method for reading in READINGS] + [Reading("strided", 32).method]
     assert len(set(methods)) == len(methods)
-    assert Reading().method == "token perplexity over disjoint windows, no BOS, first token unscored, v1"
+    assert DISJOINT.method == "token perplexity over disjoint windows, no BOS, first token unscored, v1"
 
 
 def test_strided_windows_from_bos_score_every_token_once(loaded):
@@ -325,3 +325,34 @@ def test_told_is_what_plain_log_softmax_says():
     assert said.nll.tolist() == pytest.approx(F.cross_entropy(logits.double(), targets, reduction="none").tolist())
     assert torch.equal(said.likeliest, logits.argmax(-1))
     assert torch.equal(said.top.sort(-1).values, logits.topk(5).indices.sort(-1).values)
+
+
+def beginning_with_bos(tokenizer, *, and_eos=False):
+    """The tokenizer, which now begins (and ends) every text with its special token, as Llama's and Gemma's do."""
+    from tokenizers.processors import TemplateProcessing
+
+    end = f" {tokenizer.eos_token}" if and_eos else ""
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A{end}", special_tokens=[(tokenizer.bos_token, tokenizer.bos_token_id)]
+    )
+    return tokenizer
+
+
+def test_bos_follows_what_the_tokenizer_itself_adds(loaded):
+    auto = Reading(bos="auto")
+    without = cut_windows(loaded.tokenizer, corpus(), 4, 64, 2048, auto)
+    assert torch.equal(without.ids, cut_windows(loaded.tokenizer, corpus(), 4, 64, 2048).ids)
+    assert without.method == DISJOINT.method
+    beginning_with_bos(loaded.tokenizer)
+    with_bos = cut_windows(loaded.tokenizer, corpus(), 4, 64, 2048, auto)
+    assert (with_bos.ids[:, 0] == loaded.tokenizer.bos_token_id).all() and with_bos.method == Reading(bos="bos").method
+    calibrated = calibration_windows(loaded.tokenizer, corpus(), 2, 64, 0, auto)
+    assert (calibrated[:, 0] == loaded.tokenizer.bos_token_id).all()
+
+
+def test_the_default_leaves_bos_to_the_tokenizer_and_stored_requests_stay_as_they_were():
+    assert Request().reading == Reading() == Reading(bos="auto")
+    stored = Request().to_json()
+    del stored["bos"]  # a row of before there was a choice
+    assert Request.from_json(stored).reading.bos == "none"
+    assert Request.from_json(Request.of(bos="none").to_json()).reading.bos == "none"

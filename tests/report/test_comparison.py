@@ -17,7 +17,7 @@ from db.tables import MeasurementTable, RunTable
 from fp8dash.choose.metrics import METRICS
 from fp8dash.choose.records import Measurement, NeedleCell, Window
 from fp8dash.choose.request import Request
-from fp8dash.choose.windows import Reading
+from fp8dash.choose.windows import DISJOINT, Reading
 from fp8dash.errors import InvalidChoice
 from fp8dash.report import comparison, export
 from fp8dash.report.needles import baseline_difference, graded_difference, mean_grade
@@ -169,7 +169,7 @@ def test_a_run_whose_interval_reaches_the_noise_floor_is_as_bf16(store):
 
 
 def test_conventions_are_groups_of_their_own(store):
-    usual, half = Reading().method, Reading("half").method
+    usual, half = DISJOINT.method, Reading("half", bos="none").method
     ids = [finished(store, "FP8_BLOCK"), finished(store, "MXFP8")]
     with store.session() as session:
         for run, method in zip(ids, (usual, half), strict=True):
