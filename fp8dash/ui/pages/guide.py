@@ -1,7 +1,10 @@
-"""The field guide: what is said about FP8, what holds, and what the runs of this database say about it."""
+"""The field guide: what is said about FP8, what holds, and what the runs of this database say about it.
+
+?doc=methods shows a document of the package instead.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -11,14 +14,44 @@ from fp8dash.report import comparison
 from fp8dash.report.findings import EXTRAS, Extras, Finding, findings
 from fp8dash.ui import linked
 from fp8dash.ui.frame import Frame
+from fp8dash.ui.parts.documents import Document, as_shown, documents
 from fp8dash.ui.words import listed, many, plain
 
 ALL, SEEN = "All", "Seen in this database"
 BADGES = {HOLDS: "green", PARTLY: "orange", FAILS: "red", MEASURE: "blue"}
 MOST_COMPARED = 6
+READABLE = 900  # pixels: a document’s lines
 
 
 def page(frame: Frame) -> None:
+    """The claims, or the document that the address names."""
+    docs = documents()
+    name = linked.choice("doc", docs, "")
+    if name:
+        _document(frame, docs, docs[name])
+        return
+    _claims(frame, docs)
+
+
+def _document(frame: Frame, docs: Mapping[str, Document], shown: Document) -> None:
+    """One document, and the way to the others."""
+    st.title(plain(shown.title), anchor=False)
+    _docs(frame, docs, shown.name)
+    with st.container(key="guide_document", width=READABLE):
+        st.markdown(as_shown(shown.text, frozenset(docs)))
+
+
+def _docs(frame: Frame, docs: Mapping[str, Document], shown: str = "") -> None:
+    with st.container(horizontal=True, gap="medium", vertical_alignment="center", key="guide_docs"):
+        st.caption("Docs", width="content")
+        if shown:
+            frame.link("guide", "Claims about FP8")
+        for document in docs.values():
+            if document.name != shown:
+                frame.link("guide", plain(document.title), doc=document.name)
+
+
+def _claims(frame: Frame, docs: Mapping[str, Document]) -> None:
     """The answer, two filters, then the claims."""
     seen = _findings(frame)
     head = st.container()
@@ -31,6 +64,7 @@ def page(frame: Frame) -> None:
         said = listed([f"{counts[verdict]} {_plural(verdict)}" for verdict in VERDICTS])
         st.title(f"Of {len(CLAIMS)} claims about FP8, {said}", anchor=False)
         st.markdown(_lead(seen))
+        _docs(frame, docs)
     if not shown:
         st.info("No claim passes these filters. Choose another verdict or clear the search.")
     for claim in shown:
