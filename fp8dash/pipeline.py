@@ -51,9 +51,11 @@ from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import export
+from fp8dash.model.fit import check_fit
 from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
+from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
-from fp8dash.model.swap import EMULATED, cast_model
+from fp8dash.model.swap import EMULATED, cast_model, planned
 from fp8dash.places import tasks_dir
 
 PREPARING = ("load", "baseline", "quantize")
@@ -83,6 +85,7 @@ class Bench:
     calibrated_on: dict[str, Any] = field(init=False)
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
+    untimed: float = field(init=False)  # share of the blocks' weights that have no shape there
     baseline: Baseline = field(init=False)  # from baseline, only where one of COMPARED is measured
     kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
     grid: Grid = field(init=False)  # from load, only where needles are looked for
@@ -141,6 +144,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 1, 3, "reading weights")
     loaded = bench.loaded = load(folder, bench.where)
     bench.reading = request.reading.resolved(adds_bos(loaded.tokenizer))
+    check_fit(loaded.model, bench.recipe, exported="export" in request.measures)
     yield Progress("load", 2, 3, "cutting the corpus")
     if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
@@ -162,8 +166,7 @@ def _load(bench: Bench) -> Iterator[Item]:
         bench.tasks = find_tasks(request.tasks.names, loaded, tasks_dir())
     bench.base_head = head_of(loaded.model)
     bench.passes.watch(loaded.model, bench.base_head)
-    linears = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not bench.base_head]
-    bench.shapes = linear_shapes(linears)
+    bench.shapes, bench.untimed = linear_shapes(loaded.model)
     bench.facts = _provenance(bench, loaded, bench.corpus) | bench.calibrated_on
 
 
@@ -220,11 +223,10 @@ def _profile(bench: Bench) -> Iterator[Item]:
 def _quantize(bench: Bench) -> Iterator[Item]:
     model = bench.loaded.model
     observed = yield from _observed(bench, "quantize")
-    total = sum(1 for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor))
-    layers = []
+    total, active, layers = len(planned(model, bench.recipe)), active_share(model), []
     with torch.no_grad():
         swaps = cast_model(model, bench.recipe, bench.device, bench.request.backend, observed)
-        for item in weight_error(swaps, total):
+        for item in weight_error(swaps, total, active):
             if isinstance(item, Layer):
                 layers.append(item)
             yield item
@@ -236,8 +238,8 @@ def _quantize(bench: Bench) -> Iterator[Item]:
 
 
 def _gemm(bench: Bench) -> Iterator[Item]:
-    request = bench.request
-    yield from gemm(bench.shapes, bench.recipe, request.gemm.m, bench.device, bench.where, request.seed)
+    request, where = bench.request, (bench.device, bench.where)
+    yield from gemm(bench.shapes, bench.recipe, request.gemm.m, *where, request.seed, bench.untimed)
 
 
 def _perplexity(bench: Bench) -> Iterator[Item]:

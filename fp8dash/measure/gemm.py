@@ -15,14 +15,15 @@ from statistics import quantiles
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from fp8dash.choose.hardware import Device, native_path
 from fp8dash.choose.hardware import Path as KernelPath
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, GemmPoint, Measurement, Progress
 from fp8dash.model.load import DTYPE
+from fp8dash.model.parts import LINEAR, parts_of
 from fp8dash.quant.cast import codes_by, codes_of, quantize, scales_of
 from fp8dash.quant.matmul import multiply
 
@@ -34,6 +35,7 @@ BUDGET_S = 0.4  # for one shape at one M: slow shapes take fewer samples, never 
 FEWEST, COLD_SAMPLES = 5, 3
 SQUARE = {"cpu": 512, "cuda": 8192}  # side of the product whose rate is called the peak
 COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}  # bytes
+MOST_UNTIMED = 0.1  # of the blocks' weights, for the speed-up of the others to stand for the model's
 CACHE_BYTES = 1 << 25  # of the last cache, where the system does not tell
 MOST_FLUSHED = 1 << 28  # bytes overwritten
 SLEEP_CYCLES = 500_000  # about 0.3 ms, in which the host queues what is timed
@@ -65,10 +67,15 @@ class Sampled:
 
 
 def gemm(
-    shapes: Counter[Shape], recipe: Recipe, ms: Sequence[int], device: Device, where: torch.device, seed: int
-) -> Iterator[Progress | GemmPoint | Measurement]:
+    shapes: Counter[Shape], recipe: Recipe, ms: Sequence[int], device: Device, where: torch.device, seed: int,
+    untimed: float = 0.0,
+) -> Iterator[Progress | GemmPoint | Measurement]:  # fmt: skip
     """Progress and a point for each shape and M, then the speed-up of the model's Linears at each M, warm and cold, the
-    M from which casting pays, and what the device reaches at most."""
+    M from which casting pays, and what the device reaches at most.
+
+    `untimed` is the share of the blocks' weights that have no shape here: where it is large, the others' speed-up is
+    not the model's, and none is given.
+    """
     points: list[GemmPoint] = []
     clock = _Clock(where)
     work = [(m, shape) for m in sorted(ms) for shape in shapes]
@@ -78,11 +85,11 @@ def gemm(
         yield points[-1]
     yield from _peaks(recipe, device, clock, seed)
     if recipe.casts_linears:
-        yield _crossover(points)
+        yield _crossover(points, untimed)
     for caches in (COLD, WARM):
         for m in sorted(ms):
-            yield _speedup([p for p in points if p.m == m], recipe, caches, f"M={m}")
-        yield _speedup([p for p in points if p.m == max(ms)], recipe, caches, "")
+            yield _speedup([p for p in points if p.m == m], recipe, caches, f"M={m}", untimed)
+        yield _speedup([p for p in points if p.m == max(ms)], recipe, caches, "", untimed)
 
 
 @torch.no_grad()
@@ -116,23 +123,26 @@ def _point(
     )  # fmt: skip
 
 
-def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str) -> Measurement:
+def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str, untimed: float) -> Measurement:
     """BF16 time over cast + product time, each Linear counted as often as the model has it."""
-    note = f"M={points[0].m}"
+    note = f"M={points[0].m}" if points else ""
 
     def measured(value: float | None, backend: str, why: str) -> Measurement:
         return Measurement(caches.speedup, value, "x BF16", HIGHER, caches.method, backend, label, why)
 
     if not recipe.casts_linears:
-        return measured(1.0, "baseline", f"{note}, by definition")
-    if missing := _missing(points):
+        return measured(1.0, "baseline", f"{note}, by definition" if note else "by definition")
+    if missing := _missing(points, untimed):
         return measured(None, "emulated", missing)
     base, ours = _times(points, caches)
     return measured(base / ours, "native", note)
 
 
-def _missing(points: Sequence[GemmPoint]) -> str:
-    """Why not every Linear has a native kernel, or nothing."""
+def _missing(points: Sequence[GemmPoint], untimed: float) -> str:
+    """Why there is no time of all the model's products, or nothing."""
+    if untimed > MOST_UNTIMED or not points:
+        share = 1.0 if not points else untimed
+        return f"{share:.0%} of the blocks’ weights are not timed: they are no Linears (experts in one tensor)"
     return next((point.reason for point in points if point.matmul_us is None), "")
 
 
@@ -144,7 +154,7 @@ def _times(points: Sequence[GemmPoint], caches: Caches) -> tuple[float, float]:
     return base, cast + product
 
 
-def _crossover(points: Sequence[GemmPoint]) -> Measurement:
+def _crossover(points: Sequence[GemmPoint], untimed: float) -> Measurement:
     """The smallest M of the sweep at which cast + product of all Linears takes less time than BF16, warm."""
     sizes = sorted({point.m for point in points})
     swept = f"of M={', '.join(map(str, sizes))}"
@@ -152,7 +162,7 @@ def _crossover(points: Sequence[GemmPoint]) -> Measurement:
     def measured(value: float | None, backend: str, note: str) -> Measurement:
         return Measurement("gemm_crossover_m", value, "tokens", LOWER, METHOD, backend, note=note)
 
-    if missing := _missing(points):
+    if missing := _missing(points, untimed):
         return measured(None, "emulated", missing)
     faster = []
     for m in sizes:
@@ -253,6 +263,20 @@ def _cache_bytes(where: torch.device) -> int:
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=CACHE_BYTES)
 
 
-def linear_shapes(weights: Sequence[Tensor]) -> Counter[Shape]:
-    """How often a model has each Linear shape [N, K]."""
-    return Counter((int(w.shape[0]), int(w.shape[1])) for w in weights)
+def linear_shapes(model: Any) -> tuple[Counter[Shape], float]:
+    """How often the blocks of a model have each Linear shape [N, K], and which share of their weights has none.
+
+    Experts in one tensor have none: how many rows each one multiplies is up to the router.
+    """
+    found: Counter[Shape] = Counter()
+    parts = [part for part in parts_of(model) if part.in_blocks]
+    missing = 0
+    for part in parts:
+        rows, cols = part.shape
+        if part.kind == LINEAR:
+            found[rows, cols] += 1
+        elif isinstance(model.get_submodule(part.module), Conv1D):  # stored transposed
+            found[cols, rows] += 1
+        else:
+            missing += part.parameters
+    return found, missing / max(1, sum(part.parameters for part in parts))

@@ -1,68 +1,74 @@
 """What casting cost each weight, and how much of the model was cast."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fp8dash.choose.records import EMBEDDING, HEAD, HIGHER, LOWER, NEITHER, NORM, OTHER, Layer, Measurement, Progress
+from fp8dash.choose.layer_groups import is_routed_expert
+from fp8dash.choose.records import HEAD, HIGHER, LOWER, NEITHER, Layer, Measurement, Progress
 from fp8dash.model.swap import KEPT, Swap
 from fp8dash.quant.error import CastError
 
-METHOD = "error of decoded float32 codes, sums in float64, v1"
+METHOD = "error of decoded float32 codes, sums in float64; every parameter counted once, v2"
 
 
 @dataclass(slots=True)
 class _Coverage:
-    """How many parameters, and how many of those that take part in products, were cast."""
+    """How many parameters were cast, of those in the blocks' matrices, and of what a token is multiplied by."""
 
     parameters: int = 0
     cast: int = 0
-    products: int = 0
-    cast_products: int = 0
     cast_bits: float = 0.0
     kept_bits: float = 0.0
+    blocks: int = 0
+    uncast_blocks: int = 0
+    products: float = 0.0
+    cast_products: float = 0.0
 
 
-def weight_error(swaps: Iterable[Swap], total: int) -> Iterator[Progress | Layer | Measurement]:
+def weight_error(swaps: Iterable[Swap], total: int, active: float = 1.0) -> Iterator[Progress | Layer | Measurement]:
     """Progress and a Layer for each of `total` swaps as it happens, then the model's measurements.
 
-    Raises what the swaps raise.
+    `active` is the share of the routed experts that one token meets. Raises what the swaps raise.
     """
     whole, coverage = CastError(), _Coverage()
     for index, swap in enumerate(swaps):
-        yield Progress("quantize", index, total, swap.name)
+        yield Progress("quantize", index, total, swap.part.name)
         if swap.error:
             whole.add(swap.error)
         layer = _layer(swap)
-        _count(coverage, swap, layer.bits_per_weight)
+        _count(coverage, swap, layer.bits_per_weight, active)
         yield layer
     yield from _measurements(whole, coverage)
 
 
 def _layer(swap: Swap) -> Layer:
-    rows, cols = swap.shape
-    group = {"lm_head": HEAD, "embeddings": EMBEDDING, "norms": NORM}.get(swap.group, OTHER)
-    if swap.cast is None or swap.error is None:
-        return Layer(swap.name, rows, cols, "", swap.backend, swap.reason, float(swap.bits), group=group)
-    bits, error = swap.cast.bits_per_element(rows, cols), swap.error
+    part, error = swap.part, swap.error
+    rows, cols = part.shape
+    if swap.cast is None or error is None:
+        return Layer(
+            part.name, rows, cols, "", swap.backend, swap.reason, float(part.bits), group=part.group, tied=part.tied
+        )
     return Layer(
-        swap.name, rows, cols, swap.cast.text, swap.backend, swap.reason, bits,
-        error.sqnr_db, error.relative_error, error.flushed_share, error.clipped_share, group,
+        part.name, rows, cols, swap.cast.text, swap.backend, swap.reason, swap.cast.bits_per_element(rows, cols),
+        error.sqnr_db, error.relative_error, error.flushed_share, error.clipped_share, part.group, part.tied,
     )  # fmt: skip
 
 
-def _count(coverage: _Coverage, swap: Swap, bits: float) -> None:
-    size = math.prod(swap.shape)
-    product = size if swap.group in ("blocks", "lm_head") else 0
-    coverage.products += product
-    if swap.backend != KEPT:
-        coverage.cast_products += product
+def _count(coverage: _Coverage, swap: Swap, bits: float, active: float) -> None:
+    size, is_kept = swap.part.parameters, swap.backend == KEPT
+    coverage.parameters += size
     if swap.cast is not None:
         coverage.cast += size
         coverage.cast_bits += size * bits
-    elif not swap.again:  # a tied head is stored once, as the embedding
+    else:
         coverage.kept_bits += size * bits
-    coverage.parameters += size if swap.cast is not None or not swap.again else 0
+    if swap.part.in_blocks:
+        coverage.blocks += size
+        coverage.uncast_blocks += size * is_kept
+    if swap.part.in_blocks or swap.part.group == HEAD or swap.part.tied:
+        product = size * (active if is_routed_expert(swap.part.name) else 1.0)
+        coverage.products += product
+        coverage.cast_products += product * (not is_kept)
 
 
 def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement]:
@@ -77,6 +83,10 @@ def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement
     yield measured("coverage", coverage.cast / coverage.parameters, "share", NEITHER, "of the parameters")
     share = coverage.cast_products / coverage.products if coverage.products else 0.0
     yield measured("gemm_coverage", share, "share", NEITHER, "of the GEMM FLOPs")
+    if coverage.cast_products and coverage.blocks:
+        uncast = coverage.uncast_blocks / coverage.blocks
+        yield measured("uncast_share", uncast, "share", LOWER, "of the blocks’ matrix weights: neither they nor "
+                       "their inputs were cast")  # fmt: skip
     missing = "" if coverage.cast else "no weight was cast"
     yield measured("weight_sqnr_db", error.sqnr_db, "dB", HIGHER, missing)
     yield measured("weight_flushed", error.flushed_share, "share", LOWER)

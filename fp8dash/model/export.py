@@ -23,12 +23,11 @@ from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Artefact, Progress
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, weight_files
-from fp8dash.model.swap import CodesLinear, EmulatedLinear
+from fp8dash.model.linears import CAST_LINEARS
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
 from fp8dash.quant.packing import pack
 
-CAST = (EmulatedLinear, CodesLinear)
 WEIGHT, KEYS = ".weight", ".k_proj"
 
 
@@ -37,7 +36,7 @@ def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[P
 
     Raises InvalidChoice for a recipe that no checkpoint holds, ModelError where a weight is not in the files.
     """
-    cast = tuple(name for name, module in model.named_modules() if isinstance(module, CAST))
+    cast = tuple(name for name, module in model.named_modules() if isinstance(module, CAST_LINEARS))
     kept = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     config, scales = quantization_config(recipe, cast, kept), _made_beforehand(model)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ def _made_beforehand(model: Any) -> dict[str, Tensor]:
     """Static scales of activations, keys and values, under the names that engines read; raises ModelError."""
     found = {}
     for name, module in model.named_modules():
-        scale = module.activations.scale if isinstance(module, CAST) and module.activations else None
+        scale = module.activations.scale if isinstance(module, CAST_LINEARS) and module.activations else None
         if scale is not None:
             found[f"{name}.input_scale"] = torch.tensor([scale.present])
     kv = getattr(model, SCALES, ())

@@ -287,7 +287,7 @@ def decode(bench: Bench) -> Iterator[dict[str, Any]]:
     for batch, rate in base.items():
         yield {"kind": "bf16", "batch": batch, "parameters": size, "tokens_per_s": rate, "x_bf16": 1.0}
     recipe = parse_recipe(RECIPES["row"])
-    kernels = [swap.backend for swap in cast_model(model, recipe, bench.device, "auto") if swap.group == "blocks"]
+    kernels = [swap.backend for swap in cast_model(model, recipe, bench.device, "auto") if swap.part.in_blocks]
     for batch in batches:
         row = {"kind": "row", "batch": batch, "parameters": size, "native_linears": kernels.count(NATIVE)}
         if set(kernels) != {NATIVE}:

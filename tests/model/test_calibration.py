@@ -17,7 +17,8 @@ from fp8dash.choose.request import Request
 from fp8dash.errors import CorpusError, NotFinite
 from fp8dash.measure.corpora import calibration_windows, cut_windows, load_corpus
 from fp8dash.model.calibration import rewind, scales
-from fp8dash.model.swap import EmulatedLinear, NativeLinear, cast_model
+from fp8dash.model.linears import EmulatedLinear, NativeLinear
+from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.calibrate import DelayedScale, Observer, StaticScale
 from fp8dash.quant.cast import quantize, round_trip
@@ -116,7 +117,7 @@ def test_static_scales_run_natively_on_the_same_codes(tiny, loaded):
 
     native = load(tiny, torch.device("cpu")).model
     cast(loaded.model, f"{FP8}/static")
-    assert {swap.backend for swap in cast(native, f"{FP8}/static", "native") if swap.group == "blocks"} == {"native"}
+    assert {swap.backend for swap in cast(native, f"{FP8}/static", "native") if swap.part.in_blocks} == {"native"}
     x = outliers(1, (32, 64))
     emulated, kernel = loaded.model.model.layers[0].mlp.up_proj, native.model.layers[0].mlp.up_proj
     assert isinstance(emulated, EmulatedLinear) and isinstance(kernel, NativeLinear)
@@ -168,7 +169,7 @@ def test_dynamic_and_static_scales_meet_in_one_recipe(loaded):
         loaded.model, "w=e4m3fn/row a=e4m3fn/row a[*.down_proj]=e4m3fn/tensor/static w[*.o_proj]=bf16 a[*.o_proj]=bf16"
     )
     assert [name for name, _ in scales(loaded.model)] == [f"model.layers.{i}.mlp.down_proj" for i in (0, 1)]
-    kept = {swap.name: swap.reason for swap in swaps if swap.backend == "kept"}
+    kept = {swap.part.name: swap.reason for swap in swaps if swap.backend == "kept"}
     assert kept["model.layers.0.self_attn.o_proj"] == "kept by w[*.o_proj]=bf16"
     x = outliers(2, (16, 64))
     assert torch.equal(

@@ -14,8 +14,9 @@ from fp8dash.choose.records import Layer, Measurement
 from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, observe
+from fp8dash.model.linears import EmulatedLinear
 from fp8dash.model.load import load
-from fp8dash.model.swap import EmulatedLinear, cast_model
+from fp8dash.model.swap import cast_model
 
 CPU = Device("cpu", "CPU")
 IDS = torch.arange(64)[None] % 250

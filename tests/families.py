@@ -1,0 +1,82 @@
+"""Tiny random models of many families, built from configs alone: what a checkpoint of each kind looks like inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCABULARY, HIDDEN, INNER, HEADS, LAYERS = 128, 64, 96, 4, 2
+
+PLAIN: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": HEADS,
+}  # fmt: skip
+QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+}  # fmt: skip
+WINDOWS = {"sliding_window": 32, "head_dim": 16}
+
+FAMILIES: dict[str, dict[str, Any]] = {  # model types, and what each config has beside PLAIN
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "gpt2": {"n_embd": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "n_positions": 256, "tie_word_embeddings": True},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": INNER, "word_embed_proj_dim": HIDDEN},
+    "phi3": {},
+    "gemma2": {**WINDOWS, "tie_word_embeddings": True},
+    "gemma3_text": {**WINDOWS, "tie_word_embeddings": True},
+    "granite": {},
+    "cohere": {"tie_word_embeddings": True},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": QWEN_EXPERTS,
+    "qwen3_moe": {**QWEN_EXPERTS, "head_dim": 16},
+    "qwen3_next": {
+        **QWEN_EXPERTS, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+    },
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "glm4_moe": {**LATENT, "head_dim": 16, "num_key_value_heads": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "dbrx": {
+        "d_model": HIDDEN, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": 256,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}, "ffn_config": {
+            "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": HIDDEN,
+        },
+    },
+    "llama4_text": {
+        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": INNER,
+        "interleave_moe_layer_step": 1,
+    },
+    "minimax": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "block_size": 32},
+    "mamba": {"state_size": 8},
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "expand": 2},
+    "falcon_mamba": {"state_size": 8},
+    "jamba": {
+        "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "expert_layer_period": 2, "expert_layer_offset": 1, "use_mamba_kernels": False,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "recurrent_gemma": {"lru_width": HIDDEN, "attention_window_size": 32, "head_dim": 16},
+}  # fmt: skip
+
+
+def family_model(family: str) -> Any:
+    """A frozen random model of a family in bfloat16, in evaluation mode."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(family, **PLAIN | FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.requires_grad_(False).eval()

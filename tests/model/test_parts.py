@@ -1,0 +1,151 @@
+"""What is told of a model is made from its parameters: over families, each stands in it once, and none is missing."""
+
+import pytest
+import torch
+from torch import nn
+
+from fp8dash.choose.catalog import estimate, shape_from_folder
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.records import LAYER_GROUPS, Layer, Measurement
+from fp8dash.errors import InvalidChoice, ModelError
+from fp8dash.measure.weight_error import weight_error
+from fp8dash.model.fit import check_fit
+from fp8dash.model.parts import active_share
+from fp8dash.model.swap import cast_model
+from tests.families import FAMILIES, family_model
+
+CPU = Device("cpu", "CPU")
+FP8 = "w=e4m3fn/row a=e4m3fn/row"
+STACKED = (
+    "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe", "gpt_oss",
+    "granitemoe", "phimoe", "dbrx", "llama4_text", "minimax", "jamba",
+)  # fmt: skip
+
+
+def told(model, text, backend="emulated"):
+    """The layers and measurements of a recipe on a model, which is cast."""
+    items = list(weight_error(cast_model(model, parse_recipe(text), CPU, backend), 1, active_share(model)))
+    layers = [item for item in items if isinstance(item, Layer)]
+    return layers, {item.name: item.value for item in items if isinstance(item, Measurement)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", ["bf16", FP8])
+def test_the_parameters_told_of_are_the_models_each_once(family, text):
+    model = family_model(family)
+    names = [name.removesuffix(".weight") for name, _ in model.named_parameters()]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(8 * p.numel() * p.element_size() for p in model.parameters())
+    layers, values = told(model, text)
+    assert [layer.name for layer in layers] == names
+    assert sum(layer.rows * layer.cols for layer in layers) == count
+    assert all(layer.group in LAYER_GROUPS and layer.reason for layer in layers)
+    cast = sum(layer.rows * layer.cols for layer in layers if layer.cast)
+    assert values["coverage"] == pytest.approx(cast / count)
+    if text == "bf16":
+        assert values["model_bytes"] == pytest.approx(stored / 8)
+
+
+@pytest.mark.parametrize("family", STACKED)
+def test_stacked_experts_are_told_of_as_kept_and_such_a_run_is_marked(family):
+    layers, values = told(family_model(family), FP8)
+    experts = [layer for layer in layers if ".experts." in layer.name]
+    assert experts and {(layer.group, layer.backend) for layer in experts} == {("experts", "kept")}
+    assert all("not cast yet" in layer.reason or "bias" in layer.reason for layer in experts)
+    assert values["uncast_share"] > 0.1 and values["gemm_coverage"] < 0.9
+
+
+@pytest.mark.parametrize("family", STACKED)
+def test_routers_and_the_gates_of_shared_experts_are_never_cast(family):
+    layers, _ = told(family_model(family), f"{FP8} also=lm_head,embeddings,norms")
+    routers = [layer for layer in layers if layer.group == "router"]
+    assert routers and {layer.backend for layer in routers} == {"kept"}
+    named = {layer.name for layer in layers if "router" in layer.name or layer.name.endswith((".gate", "expert_gate"))}
+    assert named <= {layer.name for layer in routers}
+
+
+def test_nothing_beside_the_language_model_is_cast():
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tests.families import PLAIN
+
+    vision = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    text = {**PLAIN, **FAMILIES["gemma3_text"]}
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).requires_grad_(False)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    layers, values = told(model, f"{FP8} also=norms,embeddings")
+    beside = [layer for layer in layers if "vision" in layer.name or "projector" in layer.name]
+    assert beside and {layer.backend for layer in beside} == {"kept"}
+    assert all("no text passes" in layer.reason for layer in beside)
+    assert values["uncast_share"] == 0.0
+    head = next(layer for layer in layers if layer.group == "head")
+    assert sum(layer.rows * layer.cols for layer in layers) == count + head.rows * head.cols, "untied by the cast"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "text", [FP8, f"{FP8} also=lm_head", f"{FP8} also=embeddings", f"{FP8} also=norms,lm_head,embeddings"]
+)
+def test_what_is_estimated_from_the_files_is_what_is_measured(family, text, tmp_path):
+    model = family_model(family)
+    model.save_pretrained(tmp_path)
+    expected = estimate(parse_recipe(text), shape_from_folder(tmp_path))
+    layers, values = told(model, text)
+    if not any(layer.cast for layer in layers):
+        return
+    wide = sum(2 * layer.rows * layer.cols for layer in layers if not layer.cast and layer.bits_per_weight == 32)
+    assert values["model_bytes"] - wide == pytest.approx(expected.size_bytes, abs=1)
+    assert values["coverage"] == pytest.approx(expected.coverage)
+
+
+def test_a_weight_recipe_that_casts_nothing_is_refused_and_says_what_was_looked_for():
+    with pytest.raises(InvalidChoice, match="casts nothing of GPT2LMHeadModel: Linears of the blocks were looked for"):
+        check_fit(family_model("gpt2"), parse_recipe(FP8), exported=False)
+    with pytest.raises(InvalidChoice, match="left out by skip="):
+        check_fit(family_model("llama"), parse_recipe(f"{FP8} skip=model.*"), exported=False)
+    check_fit(family_model("gpt2"), parse_recipe(f"{FP8} also=lm_head"), exported=False)
+
+
+def test_a_cast_attention_of_a_model_without_one_is_refused():
+    with pytest.raises(ModelError, match="has no attention whose operands"):
+        check_fit(family_model("mamba"), parse_recipe("attn=e4m3fn/tensor"), exported=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        ("skip=down_proj", r"nearest: skip=\*\.down_proj\."),
+        ("w[*.nosuch]=bf16", r"nearest: w\[\*\.\w+\]=."),
+        ("a[*.down]=bf16", r"nearest: a\[\*\.down_proj\]=."),
+        ("skip=model.layers.0", r"nearest: skip=model.layers.0.\*."),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_that_does(words, nearest):
+    with pytest.raises(InvalidChoice, match=f"matches no module of this model; {nearest}"):
+        check_fit(family_model("llama"), parse_recipe(f"{FP8} {words}"), exported=False)
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "lfm2", "qwen3_next", "phimoe", "llama4_text"])
+@torch.no_grad()
+def test_a_model_that_reads_its_weights_itself_runs_when_it_is_cast(family):
+    model, ids = family_model(family), torch.arange(32)[None]
+    before = model(input_ids=ids).logits.float()
+    told(model, FP8, "auto")
+    after = model(input_ids=ids).logits.float()
+    assert torch.isfinite(after).all() and (after - before).norm() < 0.5 * before.norm()
+
+
+def test_a_linear_with_a_forward_of_its_own_is_left_alone():
+    model = family_model("llama")
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model.model.layers[0].mlp.up_proj.__class__ = Doubled
+    layers, _ = told(model, FP8)
+    layer = next(layer for layer in layers if layer.name == "model.layers.0.mlp.up_proj")
+    assert layer.backend == "kept" and layer.reason == "Doubled computes more than its product"
