@@ -32,7 +32,7 @@ def refuse_misfit(recipe: Recipe, model: str, *, exported: bool) -> None:
     shape = known_shape(model)
     if shape is None:
         return
-    refuse_unmatched(recipe, [name for weights in shape.weights for name in weights.modules])
+    refuse_unmatched(recipe, [*(name for weights in shape.weights for name in weights.modules), HEAD_NAME])
     if exported and recipe.casts_linears:
         linears = [(name, w.n, w.k) for w in shape.weights if w.is_linear for name in w.modules if w.cast(recipe, name)]
         refuse_unloadable(recipe, linears, tied=shape.tied)

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from fp8dash.choose.catalog import CORPORA, DEMO, MODELS, PYDOCS
 from fp8dash.choose.checkpoint import refuse_no_checkpoint
+from fp8dash.choose.fit import refuse_misfit
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.limits import LIMITS, Limits, choice, choices, line, lines, real, shown, whole, wholes
 from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
@@ -258,8 +259,10 @@ class Request:
         budget = parse_budget(self.sensitivity.budget)
         if budget.of == "bits" and recipe.casts_linears and not recipe.casts_weights:
             raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
-        if "export" in self.measures and recipe.casts_linears:
+        exported = "export" in self.measures
+        if exported and recipe.casts_linears:
             refuse_no_checkpoint(recipe)
+        refuse_misfit(recipe, self.model, exported=exported)
 
     def _measures(self, recipe: Recipe) -> tuple[Measure, ...]:
         """What is measured, with what the recipe and the tasks bring along, and without what they leave nothing of."""
