@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture
 from fp8dash.choose.casts import Cast
-from fp8dash.choose.layer_groups import group_of, is_buffer, is_outside, is_routed_expert
+from fp8dash.choose.models.groups import group_of, is_buffer, is_outside, is_routed_expert
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import ATTENTION, CONVOLUTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
 from fp8dash.errors import ModelError

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fp8dash.choose.catalog import CORPORA, DEMO, MODELS, PYDOCS
-from fp8dash.choose.checkpoint import refuse_no_checkpoint
-from fp8dash.choose.fit import refuse_misfit
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.limits import LIMITS, Limits, choice, choices, line, lines, real, shown, whole, wholes
 from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
+from fp8dash.choose.models.checkpoint import refuse_no_checkpoint
+from fp8dash.choose.models.fit import refuse_misfit
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS, MOST_REPEATS, check_needles
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import BASELINE_TEXT, Recipe

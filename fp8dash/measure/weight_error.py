@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fp8dash.choose.layer_groups import is_routed_expert
+from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.records import HEAD, HIGHER, LOWER, NEITHER, Layer, Measurement, Progress
 from fp8dash.model.swap import KEPT, Swap
 from fp8dash.quant.error import CastError

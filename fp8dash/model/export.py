@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fp8dash.choose.checkpoint import quantization_config
+from fp8dash.choose.models.checkpoint import quantization_config
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Artefact, Progress
 from fp8dash.errors import ModelError

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8dash.choose.fit import refuse_unloadable, refuse_unmatched
+from fp8dash.choose.models.fit import refuse_unloadable, refuse_unmatched
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.parts import LINEAR

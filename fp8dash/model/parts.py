@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
-from fp8dash.choose.layer_groups import group_of
+from fp8dash.choose.models.groups import group_of
 from fp8dash.choose.records import ATTENTION, CONVOLUTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
 
 LINEAR, TABLE, NEITHER = "linear", "table", ""  # what is multiplied by, what is looked up or scaled by, and the rest

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from shlex import quote
 
 from fp8dash.choose.casts import KvCast
-from fp8dash.choose.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.formats import E4M3FN, E5M2
+from fp8dash.choose.models.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.presets import PRESETS, preset_of
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice

@@ -6,9 +6,9 @@ from itertools import islice, product
 import pytest
 
 from fp8dash.choose.casts import KV_FORMATS, KV_SCALES, KV_SHARES, Cast, parse_cast, parse_kv
-from fp8dash.choose.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.hardware import native_path
+from fp8dash.choose.models.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.scaling import DELAYED, DYNAMIC, RULES, STATIC, TENSOR, TILES, WHENS

@@ -10,7 +10,7 @@ from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from fp8dash.choose.checkpoint import quantization_config
+from fp8dash.choose.models.checkpoint import quantization_config
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Artefact, StageResult

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from fp8dash.choose.architecture import CONFIGS, KNOWN
 from fp8dash.choose.catalog import MODELS, ModelShape, shape_from_architecture
-from fp8dash.choose.checkpoint import refuse_no_checkpoint
+from fp8dash.choose.models.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice
 
