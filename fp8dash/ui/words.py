@@ -1,11 +1,12 @@
 """How the screen writes numbers, times and what users typed. No streamlit, no database."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from pathlib import PurePath
 
 from fp8dash.choose.request import Request
-from fp8dash.choose.windows import DISJOINT
+from fp8dash.choose.windows import Reading
 from fp8dash.report.numbers import DASH
 
 MARKDOWN = re.compile(r"([!-/:-@\[-`{-~])")
@@ -60,23 +61,20 @@ def short(name: str) -> str:
     return PurePath(name).name if name.startswith(("/", "~", ".")) or PurePath(name).is_absolute() else name
 
 
-def setting(request: Request) -> str:
-    """How a request measures, in a few words."""
-    read = f", {request.reading.short}" if request.reading.short else ""
+def setting(request: Request, facts: Mapping[str, object]) -> str:
+    """How a run measures, in a few words: what was asked, and by its facts whether the tokenizer added BOS."""
+    read = reading(request, facts).short
     until = f", until ±{request.windows.until:g} nats" if request.windows.until else ""
-    return f"{request.windows.count} windows of {request.windows.length} tokens{read}{until}"
+    return f"{request.windows.count} windows of {request.windows.length} tokens{f', {read}' if read else ''}{until}"
 
 
-def cut(method: str) -> str:
-    """How a method cuts a text into windows, to be said after their size; nothing for the usual way.
+def reading(request: Request, facts: Mapping[str, object]) -> Reading:
+    """How a run cut its text into windows.
 
-    >>> from fp8dash.choose.windows import DISJOINT, Reading
-    >>> from fp8dash.choose.windows import Reading
-    >>> cut(DISJOINT.method), cut(Reading("half", bos="bos").method)
-    ('', ', disjoint windows, BOS in the first place, second half scored as in llama.cpp')
+    >>> reading(Request(), {"bos": True}).short, reading(Request(), {}).short
+    ('BOS', '')
     """
-    way = method.removeprefix("token perplexity over ").removeprefix("token perplexity, ").rsplit(", v", 1)[0]
-    return "" if method == DISJOINT.method or way == method else f", {way}"
+    return request.reading.resolved(bool(facts.get("bos")))
 
 
 def listed(names: list[str]) -> str:

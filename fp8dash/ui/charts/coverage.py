@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.records import Layer
+from fp8dash.errors import InvalidChoice
 from fp8dash.report.numbers import three
 from fp8dash.ui.charts.dress import INKS, dressed, html
 from fp8dash.ui.charts.looks import GREY, tile_colour
@@ -85,8 +87,11 @@ def branches(leaves: Sequence[Leaf]) -> list[tuple[str, ...]]:
 
 
 def _colour(cast: str) -> str:
-    """By the tile, the second part of a cast's text."""
-    return tile_colour(cast.split("/")[1]) if "/" in cast else GREY
+    """By the cast's tile; grey where nothing was cast, or the cast is of a version that knows more."""
+    try:
+        return tile_colour(parse_cast(cast).tile.name) if cast else GREY
+    except InvalidChoice:
+        return GREY
 
 
 def _over(colour: str) -> str:

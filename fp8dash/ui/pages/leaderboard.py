@@ -40,7 +40,7 @@ from fp8dash.ui.parts.answer import (
     shipping,
     tied_with_best,
 )
-from fp8dash.ui.words import cut, many, moment, plain, short
+from fp8dash.ui.words import many, moment, plain, reading, short
 
 SHOWN = ("kld", "ln_ppl_diff", "top1", "needle", "gemm_speedup", "model_bytes", "bits_per_weight", "coverage")
 AXES = {
@@ -86,7 +86,7 @@ def page(frame: Frame) -> None:
         return
     _welcome()
     top, cards = st.container(), st.container()
-    group, mates, budget, target = _asked(groups)
+    group, mates, budget, target = _asked(frame, groups)
     rows = frame.store.newest_by_recipe([group.key])
     rows = [row for row in rows if row.backend in (group.backend, BASELINE_BACKEND)]
     tied = _tied(frame, rows)
@@ -142,13 +142,13 @@ def _empty(frame: Frame) -> None:
         frame.go("new_run")
 
 
-def _asked(groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, Target]:
+def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, Target]:
     """What the reader set: comparable runs of one backend, the model's other groups, the budget and the target."""
     cast = [group for group in groups if group.backend != BASELINE_BACKEND]
     with st.container(horizontal=True, vertical_alignment="bottom", key="leaderboard_asked"):
         mates = _narrowed("Model", "model", cast, lambda group: short(group.model), 230)
         here = _narrowed("Measured on", "device", mates, lambda group: group.device or "device unknown", 230)
-        here = _narrowed("Setting", "setting", here, _setting, 250)
+        here = _narrowed("Setting", "setting", here, _settings(frame, here).__getitem__, 250)
         group = _narrowed("Backend", "backend", here, lambda group: group.backend, 130)[0]
         what = linked.segmented_control(
             "Budget", list(BUDGETS), default="KLD", required=True, key="budget", 
@@ -185,9 +185,16 @@ def _narrowed(label: str, key: str, groups: Sequence[Group], said: Callable[[Gro
     return [group for group in groups if said(group) == name]
 
 
-def _setting(group: Group) -> str:
-    tokens = f"{group.windows} × {group.window_length} tokens{cut(group.method)}"
-    return f"{short(group.corpus)} · {tokens} · {group.key[:4]}"
+def _settings(frame: Frame, groups: Sequence[Group]) -> dict[Group, str]:
+    """What each group's numbers were measured on and how; told apart by the group's key where all else is alike."""
+    written = {}
+    for group in groups if len(groups) > 1 else ():
+        (row,) = frame.store.standings(Choice(FINISHED_RUNS, groups=(group.key,), limit=1))
+        run = frame.store.run(row.run)
+        way = reading(run.request, run.facts).short
+        tokens = f"{group.windows} × {group.window_length} tokens{f', {way}' if way else ''}"
+        written[group] = f"{short(group.corpus)} · {tokens} · {group.key[:4]}"
+    return written or dict.fromkeys(groups, "")
 
 
 def _tied(frame: Frame, rows: Sequence[Standing]) -> list[str]:

@@ -45,7 +45,9 @@ def _head(frame: Frame, run: Run, row: Standing) -> None:
     st.title(_headline(run, row), anchor=False)
     if row.kld is not None and not row.is_baseline:
         st.markdown(f"{beside_loss(row)}.")
-    st.markdown(f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request)}")
+    st.markdown(
+        f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request, run.facts)}"
+    )
     _recipe(run.recipe)
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("All runs", key="run_all"):

@@ -99,7 +99,7 @@ def _setting(run: Run, profiles: Sequence[TensorProfile]) -> str:
     what = (
         f"{plain(short(run.model))} before anything is cast; activations are each layer’s input over {tokens:,} tokens"
     )
-    return f"{what} of {plain(short(run.corpus))} ({setting(run.request)}, the first four at most)."
+    return f"{what} of {plain(short(run.corpus))} ({setting(run.request, run.facts)}, the first four at most)."
 
 
 def _magnitudes(found: Sequence[TensorProfile], fmt: Format, scale: str) -> None:
@@ -134,7 +134,7 @@ def _shares(profile: TensorProfile, grid: Grid) -> str:
 
 def _range(low: float, high: float) -> str:
     """A share, or the two that it lies between."""
-    return percent(low) if low == high else f"{percent(low).removesuffix(' %')} to {percent(high)}"
+    return percent(low) if low == high else f"{three(100 * low)} to {percent(high)}"
 
 
 def percent(share: float) -> str:
