@@ -178,6 +178,8 @@ def encode(y: Tensor, fmt: Format) -> Tensor:
     size = to_grid(y, fmt).abs_()
     normal = (size.view(torch.int32) >> (23 - fmt.mantissa_bits)) - ((127 - fmt.bias) << fmt.mantissa_bits)
     codes = torch.where(size < fmt.min_normal, (size / fmt.min_subnormal).to(torch.int32), normal)
+    if not fmt.negative_zero:  # its code is NaN
+        negative &= codes > 0
     return (codes | (negative.to(torch.int32) << (fmt.bits - 1))).to(torch.uint8)
 
 
