@@ -16,10 +16,13 @@ from pathlib import Path
 
 from db.rows import FINISHED, RUNNING, STATES, Run, at_work
 from db.store import Store
-from fp8dash.choose.catalog import CORPORA, MODELS
+from fp8dash.choose.architecture import read_config
+from fp8dash.choose.catalog import CORPORA, MODELS, shape_from_architecture
 from fp8dash.choose.limits import shown
+from fp8dash.choose.models.fit import refuse_misfit_of_shape
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
+from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.request import HUB_ID, LEAVES, Request, is_whole_path, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
@@ -31,6 +34,7 @@ from jobs.queue import Queue
 
 HOST, PORT = "127.0.0.1", 8501
 POLL_SECONDS = 0.5
+LARGEST_CONFIG = 1_000_000  # bytes
 NO_WORKER = (
     "No worker is alive: start one with `fp8dash worker`, or `fp8dash up`. Waiting for it; Ctrl-C stops waiting."
 )
@@ -88,7 +92,9 @@ def _submit(options: argparse.Namespace) -> int:
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     with _opened() as (store, queue):
         fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).windows.length
-        requests = [Request.of(recipe=recipe, **fields) for recipe in options.recipe or ["BF16"]]
+        requests = [Request.of(recipe=recipe, **fields).checked() for recipe in options.recipe or ["BF16"]]
+        for request in requests:
+            _refuse_misfit_here(request)
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
         print("\n".join(run_ids))
         return _wait(store, run_ids, ()) if options.wait else 0
@@ -116,6 +122,20 @@ def _place(what: str, given: str) -> str:
     if is_whole_path(given) or (what == "model" and HUB_ID.fullmatch(given)):
         return given
     raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its whole path.")
+
+
+def _refuse_misfit_here(request: Request) -> None:
+    """Raises InvalidChoice where the config of a folder on this machine tells that the recipe does not fit."""
+    try:
+        config = Path(request.model).expanduser() / "config.json"
+        if not config.is_file() or config.stat().st_size > LARGEST_CONFIG:
+            return
+        architecture = read_config(config.read_text("utf-8"))
+    except (OSError, ValueError, RuntimeError, InvalidChoice):  # of a kind whose Linears are known to its worker alone
+        return
+    if all(linear.copies == 1 for linear in architecture.linears):  # experts may lie together in one module
+        shape, exported = shape_from_architecture(architecture), "export" in request.measures
+        refuse_misfit_of_shape(parse_recipe(request.recipe), shape, exported=exported)
 
 
 def _is_here(place: str) -> bool:

@@ -148,6 +148,16 @@ def test_paths_are_made_whole_at_submit_and_said(capsys, tmp_path, monkeypatch):
     assert f"The model ./tiny is {tmp_path / 'tiny'}\n" in remarks and remarks.count("\n") == 3
 
 
+def test_what_a_folders_config_rules_out_is_refused_at_submit(capsys, tiny):
+    for recipe, measures, sentence in (
+        ("W4A16", "gemm,export", "64 columns are no multiple of 128"),
+        ("w=int8/row skip=down_proj", "gemm", "matches no module of this model; nearest: skip=*.down_proj"),
+    ):
+        assert main(["submit", "--model", str(tiny), "--recipe", recipe, "--measures", measures]) == 1
+        assert sentence in said(capsys).err
+    assert main(["submit", "--model", str(tiny), "--recipe", "W4A16"]) == 0
+
+
 def test_names_and_paths_of_other_machines_stay_as_they_are(capsys):
     request, remarks = asked(capsys)
     assert (request.model, request.corpus, remarks) == ("demo", "pydocs", "")

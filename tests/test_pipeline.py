@@ -70,23 +70,32 @@ def test_a_run_taken_up_again_measures_only_what_is_left(request_, tmp_path):
 
 
 def test_measures_may_be_left_out(request_, tmp_path):
-
     found = results(request_.but(measures=("gemm",)), (), tmp_path)
     assert list(found) == ["load", "baseline", "quantize", "gemm"] and not found["baseline"].rows
     assert not (tmp_path / "baselines").exists()
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_path):
-
     for change, error, said in (
         ({"needle_lengths": (4096,)}, CorpusError, "exceed the model's context"),
         ({"window_length": 4096}, CorpusError, "exceed the model's context"),
         ({"recipe": "w=fp8/row"}, InvalidChoice, "not a format"),
         ({"corpus": "/none.txt"}, CorpusError, "cannot be read"),
+        ({"recipe": "W4A16", "measures": ("gemm", "export")}, InvalidChoice, "64 columns are no multiple of 128"),
+        ({"needle_lengths": (128, 256)}, CorpusError, "cannot hold the question itself: choose at least"),
     ):
         seen = []
         with pytest.raises(error, match=said):
             seen += run_stages(request_.but(**change), frozenset(), tmp_path)
+
+
+def test_a_studys_usual_needles_can_be_looked_for_with_one_token_a_byte(request_, tmp_path):
+    usual = request_.but(needle_lengths=(256, 1024), measures=("needle",))  # 256 bytes hold no question
+    cells, numbers = [], []
+    for row in results(usual, (), tmp_path)["needle"].rows:
+        (cells if isinstance(row, NeedleCell) else numbers).append(row)
+    assert {cell.length for cell in cells} == {1024}
+    assert "A needle length of 256 tokens cannot hold the question itself" in numbers[0].note
 
 
 @pytest.mark.parametrize(

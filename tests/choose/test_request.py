@@ -99,6 +99,8 @@ def test_no_field_takes_a_value_of_another_type(name, wrong):
         ({"calibration": "wiki.txt"}, "whole path of a UTF-8 text file"),
         ({"until": float("nan")}, "0.0 or more"),
         ({"until": float("inf")}, "0.0 or more"),
+        ({"recipe": "w=e4m3fn/row skip=down_proj"}, "nearest: skip=*.down_proj"),
+        ({"recipe": "W4A16", "measures": ("export",)}, "no multiple of 128"),
         ({"seed": 10**5000}, "0 to 2,147,483,647"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

@@ -157,7 +157,8 @@ class Tags(HTMLParser):
 def hostile(store):
     """A write-up whose study and whose failed run's error bear markup."""
     study = store.add_study(HOSTILE, "me")
-    made = store.add_run(Request.of(recipe="w=e4m3fn/row skip=*.down_proj,*_x_"), owner="=1+1", study_id=study)[0]
+    request = Request(model="/models/own", recipe="w=e4m3fn/row skip=*.down_proj,*_x_")
+    made = store.add_run(request, owner="=1+1", study_id=study)[0]
     with store.session() as session:
         bad = '<img src=x onerror="alert(1)">\n# heading | cell'
         session.execute(update(RunTable).where(RunTable.id == made).values(state="failed", error=bad, request_key=None))

@@ -29,9 +29,12 @@ def known_shape(model: str) -> ModelShape | None:
 def refuse_misfit(recipe: Recipe, model: str, *, exported: bool) -> None:
     """Raises InvalidChoice where a model that is known beforehand has nothing that the recipe names, or where its
     checkpoint could not be loaded."""
-    shape = known_shape(model)
-    if shape is None:
-        return
+    if shape := known_shape(model):
+        refuse_misfit_of_shape(recipe, shape, exported=exported)
+
+
+def refuse_misfit_of_shape(recipe: Recipe, shape: ModelShape, *, exported: bool) -> None:
+    """As `refuse_misfit`, of a model whose Linears are all modules of their own."""
     refuse_unmatched(recipe, [*(name for weights in shape.weights for name in weights.modules), HEAD_NAME])
     if exported and recipe.casts_linears:
         linears = [(name, w.n, w.k) for w in shape.weights if w.is_linear for name in w.modules if w.cast(recipe, name)]
