@@ -32,8 +32,12 @@ def test_an_unknown_document_is_said_above_the_claims() -> None:
 
 
 def test_the_guide_offers_the_documents() -> None:
-    links = {link.proto.label.replace("\\", "") for link in opened("guide").get("page_link")}
-    assert {document.title for document in documents().values()} <= links
+    app = opened("guide")
+    for name, document in documents().items():
+        assert app.button(f"guide_doc_{name}").label.replace("\\", "") == document.title
+    read = app.button("guide_doc_limits").click().run()
+    assert read.query_params["doc"] in ("limits", ["limits"]) and read.title[0].value == documents()["limits"].title
+    assert "claims" in read.button("guide_doc_").click().run().title[0].value
 
 
 def test_no_markup_or_picture_of_a_document_reaches_the_browser() -> None:

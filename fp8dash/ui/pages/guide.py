@@ -28,27 +28,29 @@ def page(frame: Frame) -> None:
     docs = documents()
     name = linked.choice("doc", docs, "")
     if name:
-        _document(frame, docs, docs[name])
+        _document(docs, docs[name])
         return
     _claims(frame, docs)
 
 
-def _document(frame: Frame, docs: Mapping[str, Document], shown: Document) -> None:
+def _document(docs: Mapping[str, Document], shown: Document) -> None:
     """One document, and the way to the others."""
     st.title(plain(shown.title), anchor=False)
-    _docs(frame, docs, shown.name)
+    _docs(docs, shown.name)
     with st.container(key="guide_document", width=READABLE):
         st.markdown(as_shown(shown.text, frozenset(docs)))
 
 
-def _docs(frame: Frame, docs: Mapping[str, Document], shown: str = "") -> None:
+def _docs(docs: Mapping[str, Document], shown: str = "") -> None:
+    """A way to each document, and from a document back to the claims."""
+    ways = {"": "Claims about FP8"} | {document.name: document.title for document in docs.values()}
     with st.container(horizontal=True, gap="medium", vertical_alignment="center", key="guide_docs"):
         st.caption("Docs", width="content")
-        if shown:
-            frame.link("guide", "Claims about FP8")
-        for document in docs.values():
-            if document.name != shown:
-                frame.link("guide", plain(document.title), doc=document.name)
+        for name, title in ways.items():
+            if name != shown:
+                st.button(
+                    plain(title), key=f"guide_doc_{name}", type="tertiary", on_click=linked.write, args=("doc", name)
+                )
 
 
 def _claims(frame: Frame, docs: Mapping[str, Document]) -> None:
@@ -64,7 +66,7 @@ def _claims(frame: Frame, docs: Mapping[str, Document]) -> None:
         said = listed([f"{counts[verdict]} {_plural(verdict)}" for verdict in VERDICTS])
         st.title(f"Of {len(CLAIMS)} claims about FP8, {said}", anchor=False)
         st.markdown(_lead(seen))
-        _docs(frame, docs)
+        _docs(docs)
     if not shown:
         st.info("No claim passes these filters. Choose another verdict or clear the search.")
     for claim in shown:

@@ -79,7 +79,7 @@ def _studies(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _card(frame: Frame, run: Run, stages: Sequence[Stage]) -> None:
     with st.container(border=True, key=f"runs_card_{run.id}"):
-        picture, what, strip, doors = st.columns([0.6, 1.85, 4.8, 2.7], vertical_alignment="center")
+        picture, what, strip, doors = st.columns([0.6, 1.85, 4.1, 3.4], vertical_alignment="center")
         with picture:
             glyph(_recipe(run))
         with what:
