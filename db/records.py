@@ -12,6 +12,7 @@ from db.tables import (
     LayerTable,
     MeasurementTable,
     NeedleCellTable,
+    RunTable,
     SensitivityTable,
     TaskItemTable,
     TensorProfileTable,
@@ -30,6 +31,8 @@ from fp8dash.choose.records import (
     TensorProfile,
     Window,
 )
+from fp8dash.choose.request import Request
+from fp8dash.errors import InvalidChoice
 
 ROW_TABLES: dict[type[Row], type[Base]] = {
     Measurement: MeasurementTable,
@@ -52,6 +55,15 @@ def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
         finite = row.value is None or math.isfinite(row.value)
         values |= {"value": row.value if finite else None, "special": None if finite else repr(row.value)}
     return {"run_id": run_id, "stage": stage, **values}
+
+
+def request_of(row: RunTable) -> tuple[Request, str]:
+    """What a run was asked, and why that is not all of it: empty where it is."""
+    try:
+        return Request.from_json(row.request), ""
+    except (InvalidChoice, TypeError, ValueError, AttributeError) as error:
+        why = f"What was asked cannot be read here, as another version of fp8dash wrote it ({error}): update fp8dash."
+        return Request(model=row.model, recipe=row.recipe, corpus=row.corpus), why
 
 
 def record_of(kind: type[Any], row: Any) -> Any:

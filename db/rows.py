@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from fp8dash.choose.hardware import Device
@@ -18,9 +18,6 @@ QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
 
 
 ACTIVE = (QUEUED, RUNNING)
-
-
-SILENCE = timedelta(seconds=20)  # without a heartbeat, of which there is one every five
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,7 @@ class Run:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    unreadable: str = ""  # why `request` is not what was asked: the row comes from another version
 
     @property
     def is_active(self) -> bool:
@@ -90,21 +88,23 @@ class Worker:
     child_group: int | None
     started_at: datetime
     heartbeat_at: datetime
-
-    @property
-    def is_alive(self) -> bool:
-        """True where it has beaten lately, by this machine's clock: good enough to tell the user."""
-        return self.state == "alive" and datetime.now(UTC) - self.heartbeat_at < SILENCE
+    is_alive: bool  # it beat lately, as this process saw
 
     @property
     def hardware(self) -> Device:
         """What it computes on, as far as it told."""
         facts = self.device_facts
-        pairs = (facts.get(name) or (0, 0) for name in ("capability", "cuda"))
-        capability, cuda = ((int(pair[0]), int(pair[1])) for pair in pairs)
+        capability, cuda = (_pair(facts.get(name)) for name in ("capability", "cuda"))
         return Device(
             self.device_kind or "cpu", self.device or "", capability, int(facts.get("memory_bytes") or 0), cuda
         )
+
+
+def _pair(told: Any) -> tuple[int, int]:
+    """Two whole numbers; zeros for what a worker did not tell, or told as another version does."""
+    if isinstance(told, list | tuple) and len(told) == 2 and all(isinstance(number, int) for number in told):
+        return told[0], told[1]
+    return 0, 0
 
 
 def at_work(workers: Iterable[Worker]) -> list[Device]:

@@ -4,9 +4,6 @@ What a worker may change stands in `db/claims.py`. Errors of the database leave 
 """
 
 import dataclasses
-import hashlib
-import json
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,20 +14,19 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from db import standings
+from db import standings, submissions
 from db.opened import engine_of, migrate, sentences
-from db.records import ROW_TABLES, record_of
+from db.pulse import Pulse, database_now
+from db.records import ROW_TABLES, record_of, request_of
 from db.rows import (
-    ACTIVE,
     FINISHED,
-    QUEUED,
     STATES,
     Run,
     Stage,
     Study,
     Worker,
 )
-from db.standings import NOTE_LENGTH, Choice, Facets, Group, Standing, first_standing
+from db.standings import NOTE_LENGTH, Choice, Facets, Group, Standing
 from db.tables import (
     LayerTable,
     MeasurementTable,
@@ -41,9 +37,7 @@ from db.tables import (
     TensorProfileTable,
     WorkerTable,
 )
-from fp8dash.choose.limits import LONGEST_OWNER, LONGEST_STUDY, readable_name
-from fp8dash.choose.presets import preset_of
-from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.limits import LONGEST_OWNER, readable_name
 from fp8dash.choose.records import (
     CONVOLUTION,
     EMBEDDING,
@@ -71,7 +65,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         """Open, create or migrate; raises StoreError where the database is newer, locked or out of reach."""
-        self.url = url
+        self.url, self._pulse = url, Pulse()
         self._engine = engine_of(url)
         with sentences(url):
             migrate(self._engine, url)
@@ -93,17 +87,18 @@ class Store:
 
     def add_study(self, name: str, owner: str) -> str:
         """A new study's id; raises InvalidChoice where its name or owner is empty."""
-        study = _new_study(name, owner)
+        study = submissions.new_study(name, owner)
         with self.session() as session:
             session.add(study)
         return study.id
 
     def add_run(self, request: Request, *, owner: str, study_id: str | None = None) -> tuple[str, bool]:
         """A queued run's id, and whether it is new: an identical request still active is answered with its run."""
-        checked, owner = request.checked(), _named_owner(owner)
+        checked, owner = request.checked(), submissions.named_owner(owner)
 
         def change(session: Session) -> tuple[str, bool]:
-            return _add_run(session, checked, owner, session.get(StudyTable, study_id) if study_id else None)
+            study = session.get(StudyTable, study_id) if study_id else None
+            return submissions.submit(session, [checked], owner, study)[0]
 
         return self._unless_taken(change)
 
@@ -115,13 +110,13 @@ class Store:
         checked = [request.checked() for request in requests]
 
         def change(session: Session) -> list[str]:
-            made = _new_study(study, owner)
+            made = submissions.new_study(study, owner)
             session.add(made)
             session.flush()
-            found = [_add_run(session, request, made.owner, made) for request in checked]
-            if not any(new for _, new in found):
+            answers = submissions.submit(session, checked, made.owner, made)
+            if not any(is_new for _, is_new in answers):
                 session.delete(made)
-            return [run_id for run_id, _ in found]
+            return [run_id for run_id, _ in answers]
 
         return self._unless_taken(change)
 
@@ -164,11 +159,13 @@ class Store:
             return session.scalar(select(func.count()).select_from(RunTable).where(*_wanted(states, search))) or 0
 
     def last_like(self, request: Request) -> Run | None:
-        """The newest run of the same request that is finished or will be, or None."""
-        same = (RunTable.request_hash == request_key(request.checked()), RunTable.state.in_((*ACTIVE, FINISHED)))
+        """The newest run of the same request that is finished or will be, None where there is none.
+
+        One that measured another content of the same path than the newest known is not the same.
+        """
         with self.session() as session:
-            found = session.execute(_runs().where(*same).order_by(RunTable.created_at.desc()).limit(1)).first()
-        return _run(*found) if found else None
+            run_id = submissions.last_like(session, request.checked())
+        return self.run(run_id) if run_id else None
 
     def standings(self, choice: Choice) -> list[Standing]:
         """The leaderboard's rows of a choice."""
@@ -337,7 +334,13 @@ class Store:
         """All workers that ever ran, the last started first."""
         with self.session() as session:
             rows = session.scalars(select(WorkerTable).order_by(WorkerTable.started_at.desc())).all()
-        return [Worker(*(getattr(row, f.name) for f in dataclasses.fields(Worker))) for row in rows]
+            now = database_now(session)
+        return [self._worker(row, now) for row in rows]
+
+    def _worker(self, row: WorkerTable, now: datetime) -> Worker:
+        is_alive = row.state == "alive" and self._pulse.is_felt(row.id, row.beats, now - row.heartbeat_at)
+        stored = {f.name: getattr(row, f.name) for f in dataclasses.fields(Worker) if f.name != "is_alive"}
+        return Worker(**stored, is_alive=is_alive)
 
     def _rows(self, kind: type[Any], run_ids: Sequence[str], where: Sequence[Any] = ()) -> dict[str, list[Any]]:
         table: Any = ROW_TABLES[kind]
@@ -348,50 +351,18 @@ class Store:
         return found
 
 
-def request_key(request: Request) -> str:
-    """The same for the same request, whoever asks, and also once a request has more fields: defaults are left out."""
-    return hashlib.sha256(json.dumps(request.unusual(), sort_keys=True).encode()).hexdigest()
-
-
 def _runs() -> Any:
     return select(RunTable, StudyTable.name).outerjoin(StudyTable, StudyTable.id == RunTable.study_id)
 
 
 def _run(row: RunTable, study: str | None) -> Run:
-    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(Run) if f.name not in ("study", "request")}
-    return Run(study=study or "", request=Request.from_json(row.request), **values)
+    request, unreadable = request_of(row)
+    derived: dict[str, Any] = {"study": study or "", "request": request, "unreadable": unreadable}
+    stored = {f.name: getattr(row, f.name) for f in dataclasses.fields(Run) if f.name not in derived}
+    return Run(**stored, **derived)
 
 
 def _wanted(states: Sequence[str], search: str) -> list[Any]:
     words = [StandingTable.words.contains(word, autoescape=True) for word in search.lower().split()]
     found = [RunTable.id.in_(select(StandingTable.run_id).where(*words))] if words else []
     return found if tuple(states) == STATES else [RunTable.state.in_(states), *found]
-
-
-def _add_run(session: Session, request: Request, owner: str, study: StudyTable | None) -> tuple[str, bool]:
-    key = request_key(request)
-    same = session.scalar(select(RunTable.id).where(RunTable.request_key == key))
-    if same is not None:
-        return same, False
-    run = RunTable(
-        id=_new_id(), study_id=study.id if study else None, owner=owner, model=request.model, recipe=request.recipe,
-        preset=preset_of(parse_recipe(request.recipe)), corpus=request.corpus, request=request.to_json(),
-        request_key=key, request_hash=key, state=QUEUED, facts={}, created_at=datetime.now(UTC),
-    )  # fmt: skip
-    session.add(run)
-    session.flush()
-    session.add(first_standing(run, study.name if study else ""))
-    return run.id, True
-
-
-def _new_study(name: str, owner: str) -> StudyTable:
-    name = readable_name(name, "study", LONGEST_STUDY, "FP8 tiles")
-    return StudyTable(id=_new_id(), name=name, owner=_named_owner(owner), created_at=datetime.now(UTC))
-
-
-def _named_owner(owner: str) -> str:
-    return readable_name(owner, "owner", LONGEST_OWNER, "ada")
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex[:12]

@@ -1,45 +1,26 @@
 """The tables: what is kept, in a schema that Datasette can open. No behaviour; nothing that is SQLite's alone.
 
 A stage's rows are written in one transaction with its (run, stage) row, so a run that is taken up again repeats
-nothing. The columns of measurement, window, layer, gemm_point, needle_cell, artefact and task_item are those of the
-records.
+nothing. The columns of a stage's rows are those of the records.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
-    DateTime,
-    Dialect,
     Float,
     ForeignKey,
     Index,
     Integer,
     MetaData,
-    String,
-    Text,
-    TypeDecorator,
     false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-
-class Instant(TypeDecorator[datetime]):
-    """A moment: aware in Python, UTC without a zone in the database."""
-
-    impl = DateTime
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC, the zone dropped."""
-        return value.astimezone(UTC).replace(tzinfo=None) if value else None
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Back to an aware moment."""
-        return value.replace(tzinfo=UTC) if value else None
+from db.columns import CleanString, CleanText, Instant
 
 
 class Base(DeclarativeBase):
@@ -53,7 +34,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {datetime: Instant, dict[str, Any]: JSON, str: Text}
+    type_annotation_map = {datetime: Instant, dict[str, Any]: JSON, str: CleanText}
 
 
 class StudyTable(Base):
@@ -61,7 +42,7 @@ class StudyTable(Base):
 
     __tablename__ = "study"
 
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    id: Mapped[str] = mapped_column(CleanString(16), primary_key=True)
     name: Mapped[str]
     owner: Mapped[str]
     created_at: Mapped[datetime]
@@ -71,9 +52,14 @@ class RunTable(Base):
     """One recipe on one model: what was asked, how far it is, what it ran on."""
 
     __tablename__ = "run"
-    __table_args__ = (Index(None, "state", "created_at"), Index(None, "created_at"))
+    __table_args__ = (
+        Index(None, "state", "created_at"),
+        Index(None, "created_at"),
+        Index(None, "model", "started_at"),
+        Index(None, "corpus", "started_at"),
+    )
 
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    id: Mapped[str] = mapped_column(CleanString(16), primary_key=True)
     study_id: Mapped[str | None] = mapped_column(ForeignKey("study.id"), index=True)
     owner: Mapped[str]
     model: Mapped[str]
@@ -81,20 +67,22 @@ class RunTable(Base):
     preset: Mapped[str | None]
     corpus: Mapped[str]
     request: Mapped[dict[str, Any]]
-    request_key: Mapped[str | None] = mapped_column(String(64), unique=True)  # held while queued or running
-    request_hash: Mapped[str | None] = mapped_column(String(64), index=True)  # kept: which runs asked for the same
-    state: Mapped[str] = mapped_column(String(16))
+    request_key: Mapped[str | None] = mapped_column(CleanString(64), unique=True)  # held while queued or running
+    request_hash: Mapped[str | None] = mapped_column(CleanString(64), index=True)  # kept: which runs asked for the same
+    state: Mapped[str] = mapped_column(CleanString(16))
     attempt: Mapped[int] = mapped_column(default=0)
+    deaths: Mapped[int] = mapped_column(default=0, server_default="0")  # of its own process, since its last stage
+    starts: Mapped[int] = mapped_column(default=0, server_default="0")  # since its last stage
     stage: Mapped[str | None]
     stage_share: Mapped[float] = mapped_column(Float, default=0.0)  # 0 to 1
-    message: Mapped[str] = mapped_column(Text, default="")
+    message: Mapped[str] = mapped_column(CleanText, default="")
     error: Mapped[str | None]
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("worker.id"), index=True)
     model_hash: Mapped[str | None]
     corpus_hash: Mapped[str | None]
     backend: Mapped[str | None]  # of the quality numbers: baseline, emulated, native or mixed
     device: Mapped[str | None]
-    device_kind: Mapped[str | None] = mapped_column(String(8))  # "cpu" or "cuda"
+    device_kind: Mapped[str | None] = mapped_column(CleanString(8))  # "cpu" or "cuda"
     facts: Mapped[dict[str, Any]]  # versions, seeds, sizes: provenance
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
@@ -133,8 +121,8 @@ class StandingTable(Base):
     method: Mapped[str]  # of the quality numbers
     backend: Mapped[str | None]
     device: Mapped[str | None]
-    device_kind: Mapped[str | None] = mapped_column(String(8))
-    group_key: Mapped[str] = mapped_column(String(16))  # the same where numbers may be ranked together
+    device_kind: Mapped[str | None] = mapped_column(CleanString(8))
+    group_key: Mapped[str] = mapped_column(CleanString(16))  # the same where numbers may be ranked together
     ppl: Mapped[float | None] = mapped_column(Float)
     ln_ppl_diff: Mapped[float | None] = mapped_column(Float)
     ln_ppl_diff_low: Mapped[float | None] = mapped_column(Float)
@@ -152,8 +140,8 @@ class StandingTable(Base):
     model_bytes: Mapped[float | None] = mapped_column(Float)
     weight_sqnr_db: Mapped[float | None] = mapped_column(Float)
     pinned: Mapped[bool] = mapped_column(Boolean, default=False)
-    note: Mapped[str] = mapped_column(Text, default="")
-    note_by: Mapped[str] = mapped_column(Text, default="")
+    note: Mapped[str] = mapped_column(CleanText, default="")
+    note_by: Mapped[str] = mapped_column(CleanText, default="")
     note_at: Mapped[datetime | None]
 
 
@@ -163,7 +151,7 @@ class StageTable(Base):
     __tablename__ = "stage"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
-    stage: Mapped[str] = mapped_column(String(32), primary_key=True)
+    stage: Mapped[str] = mapped_column(CleanString(32), primary_key=True)
     seconds: Mapped[float] = mapped_column(Float)
     finished_at: Mapped[datetime]
 
@@ -173,7 +161,7 @@ class OfStage:
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), index=True)
-    stage: Mapped[str] = mapped_column(String(32))
+    stage: Mapped[str] = mapped_column(CleanString(32))
 
 
 class MeasurementTable(OfStage, Base):
@@ -182,11 +170,11 @@ class MeasurementTable(OfStage, Base):
     __tablename__ = "measurement"
     __table_args__ = (Index(None, "name", "run_id"),)
 
-    name: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(CleanString(64))
     value: Mapped[float | None] = mapped_column(Float)
-    special: Mapped[str | None] = mapped_column(String(8))  # "nan", "inf" or "-inf"
+    special: Mapped[str | None] = mapped_column(CleanString(8))  # "nan", "inf" or "-inf"
     unit: Mapped[str]
-    better: Mapped[str] = mapped_column(String(8))
+    better: Mapped[str] = mapped_column(CleanString(8))
     method: Mapped[str]
     backend: Mapped[str]
     label: Mapped[str]
@@ -226,7 +214,7 @@ class LayerTable(OfStage, Base):
     relative_error: Mapped[float | None] = mapped_column(Float)
     flushed: Mapped[float | None] = mapped_column(Float)
     clipped: Mapped[float | None] = mapped_column(Float)
-    group: Mapped[str] = mapped_column(String(16), server_default="other")
+    group: Mapped[str] = mapped_column(CleanString(16), server_default="other")
     tied: Mapped[bool] = mapped_column(Boolean, server_default=false())
 
 
@@ -277,11 +265,11 @@ class ArtefactTable(OfStage, Base):
 
     __tablename__ = "artefact"
 
-    kind: Mapped[str] = mapped_column(String(32))
+    kind: Mapped[str] = mapped_column(CleanString(32))
     path: Mapped[str]
     format: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(CleanString(64))
 
 
 class TaskItemTable(OfStage, Base):
@@ -292,10 +280,10 @@ class TaskItemTable(OfStage, Base):
     task: Mapped[str]
     metric: Mapped[str]
     index: Mapped[int]
-    digest: Mapped[str] = mapped_column(String(16))
+    digest: Mapped[str] = mapped_column(CleanString(16))
     value: Mapped[float] = mapped_column(Float)
     weight: Mapped[float] = mapped_column(Float)
-    unit: Mapped[str] = mapped_column(String(8))
+    unit: Mapped[str] = mapped_column(CleanString(8))
 
 
 class SensitivityTable(OfStage, Base):
@@ -319,7 +307,7 @@ class TensorProfileTable(OfStage, Base):
     __tablename__ = "tensor_profile"
 
     name: Mapped[str]
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(CleanString(16))
     rows: Mapped[int]
     cols: Mapped[int]
     amax: Mapped[float] = mapped_column(Float)
@@ -336,7 +324,7 @@ class LadderPointTable(OfStage, Base):
     __tablename__ = "ladder_point"
 
     tensor: Mapped[str]
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(CleanString(16))
     cast: Mapped[str]
     sqnr_db: Mapped[float | None] = mapped_column(Float)
     bulk_sqnr_db: Mapped[float | None] = mapped_column(Float)
@@ -350,14 +338,17 @@ class WorkerTable(Base):
 
     __tablename__ = "worker"
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    id: Mapped[str] = mapped_column(CleanString(32), primary_key=True)
     host: Mapped[str]
     slot: Mapped[int]
+    slot_key: Mapped[str | None] = mapped_column(CleanString(128), unique=True)  # host and slot, held while alive
     pid: Mapped[int]
-    state: Mapped[str] = mapped_column(String(16))  # alive, left or dead
+    process: Mapped[str] = mapped_column(server_default="")  # what tells it from another of its number
+    state: Mapped[str] = mapped_column(CleanString(16))  # alive, left or dead
     device: Mapped[str | None]  # as the leaderboard names it
-    device_kind: Mapped[str | None] = mapped_column(String(8))
+    device_kind: Mapped[str | None] = mapped_column(CleanString(8))
     device_facts: Mapped[dict[str, Any]]
     child_group: Mapped[int | None]  # process group of the running child, to end what a dead worker left behind
     started_at: Mapped[datetime]
+    beats: Mapped[int] = mapped_column(default=0, server_default="0")  # rises while it is alive
     heartbeat_at: Mapped[datetime]  # the database's clock

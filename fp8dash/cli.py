@@ -167,8 +167,8 @@ def _runs(options: argparse.Namespace) -> int:
     with _opened() as (store, _):
         for run in store.runs(limit=options.limit):
             print(f"{run.id}  {_state(run):<34} {run.preset or run.recipe:<28} {run.model}  {run.owner}")
-            if run.error:
-                print(f"{'':14}{run.error}")
+            for remark in filter(None, (run.error, run.unreadable)):
+                print(f"{'':14}{remark}")
     return 0
 
 

@@ -6,6 +6,9 @@ FP8DASH_HOSTS         names by which browsers reach the dashboard, beside this m
 """
 
 import os
+import shutil
+import socket
+import tempfile
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -60,6 +63,27 @@ def log_file(run_id: str) -> Path:
     return _made(data_dir() / "logs") / f"{run_id}.log"
 
 
+def scratch(folder: Path) -> Path:
+    """A new folder inside another, for what is not complete yet; it bears this process's number, so that whoever ends
+    the process can find it."""
+    return Path(tempfile.mkdtemp(prefix=_scratch_prefix(os.getpid()), dir=folder))
+
+
+def clear_scratch(pid: int) -> None:
+    """Remove what a process of this machine, which is over, left incomplete in the cache."""
+    for folder in cache_dir().rglob(f"{_scratch_prefix(pid)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_abandoned() -> None:
+    """Remove what processes of this machine that are over, or an earlier version's, left incomplete in the cache."""
+    own = _scratch_prefix("")
+    for folder in cache_dir().rglob(".*-*"):
+        pid = folder.name.removeprefix(own).partition("-")[0] if folder.name.startswith(own) else ""
+        if folder.name.startswith((".demo-", ".export-")) or (pid.isdigit() and not _is_running(int(pid))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def tasks_dir() -> Path:
     """Where a team's own lm-eval tasks may lie, as YAML files."""
     return data_dir() / "tasks"
@@ -79,3 +103,17 @@ def _made(folder: Path) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PlaceError(f"The folder {folder} cannot be written to. Set FP8DASH_DATA_DIR to another one.")
     return folder
+
+
+def _scratch_prefix(pid: int | str) -> str:
+    return f".incomplete-{socket.gethostname()}-{pid}{'-' if pid else ''}"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

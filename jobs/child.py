@@ -15,16 +15,25 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from fp8dash.choose.records import Progress, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.errors import Fp8dashError
-from fp8dash.places import cache_dir, log_file
+from fp8dash.places import cache_dir, data_dir, log_file
+from jobs.processes import WORKER_MARK, end_all, end_group, end_marked, family
 
+FIRST = "load"  # the stage that reads the model
 PROGRESS, STAGE, ERROR, END = "progress", "stage", "error", "end"
-WORKER_MARK = "FP8DASH_WORKER"  # in the environment of a child and of all that it starts: whose they are
+KEPT = (  # of the worker's environment, by the start of a name: no address of a database, no other service's token
+    "HF_", "HUGGING_FACE_", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "TORCH", "PYTORCH_", "TRITON_", "INDUCTOR_",
+    "CUDA", "CUBLAS", "CUDNN_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_",
+    "DYLD_", "PYTHON", "VIRTUAL_ENV", "CONDA_", "LC_", "LANG", "XDG_", "SSL_", "LM_EVAL_", "SLURM_",
+)  # fmt: skip
+KEPT_NAMES = {
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "TEMP", "TMP", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "ALL_PROXY", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SYSTEMROOT",
+}  # fmt: skip
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -44,11 +53,12 @@ class Child:
                 stderr=log,
                 pass_fds=(theirs,),
                 start_new_session=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
+                env=inherited() | {"PYTHONUNBUFFERED": "1"} | environment,
             )
         finally:
             os.close(theirs)
             os.close(log)
+        self._mark = environment.get(WORKER_MARK, "")
         self.answers: BinaryIO = os.fdopen(answers, "rb")  # whoever reads it closes it
         stdin: Any = self._process.stdin
         with suppress(BrokenPipeError):  # it died already, which its status will say
@@ -66,16 +76,27 @@ class Child:
             end_group(self.group, signal.SIGKILL)
 
     def end(self, patience: float = 0.0) -> int:
-        """Its exit status, negative where a signal ended it, once its whole process group is gone: what does not end
-        by itself within the patience gets SIGTERM, some grace and SIGKILL. Blocks meanwhile."""
+        """Its exit status, negative where a signal ended it, once all that it started is gone, in whatever session:
+        what does not end by itself within the patience gets SIGTERM, some grace and SIGKILL. Blocks meanwhile."""
+        descendants = family(self.group) if self._process.poll() is None else []
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         if self._process.returncode is None:
+            descendants += family(self.group)
             end_group(self.group, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_SECONDS)
         end_group(self.group, signal.SIGKILL)  # grandchildren, or a child that catches SIGTERM
+        end_all(descendants)  # those that left the group and hid the mark
+        if self._mark:
+            end_marked(self._mark)
         return self._process.wait()
+
+
+def inherited() -> dict[str, str]:
+    """What a process that computes gets of this one's environment: what it needs, and no secret but the Hub's."""
+    kept = {k: v for k, v in os.environ.items() if k.startswith(KEPT) or k.upper() in KEPT_NAMES}
+    return kept | {"FP8DASH_DATA_DIR": str(data_dir())}
 
 
 def open_log(run_id: str, header: str) -> int:
@@ -85,27 +106,15 @@ def open_log(run_id: str, header: str) -> int:
     return log
 
 
-def end_group(group: int, number: int) -> None:
-    """Send a signal to a process group that may be gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+def sentence(error: BaseException, stage: str = "", model: str = "") -> str:
+    """What the screen says of an error: what happened, in which stage, whose fault it is, and what can be done.
 
-
-def end_leftovers(group: int, worker_id: str) -> None:
-    """Kill what a dead worker's child left behind. The mark in a process's environment proves that it is that
-    worker's: the group's number may have been given to somebody else since."""
-    mark = f"{WORKER_MARK}={worker_id}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getpgid(int(folder.name)) == group and mark in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-
-
-def sentence(error: BaseException) -> str:
-    """What the screen says of an error: what happened and what can be done.
-
-    >>> sentence(MemoryError())
-    'The machine ran out of memory. Choose a smaller model or shorter windows, then retry: finished stages are kept.'
+    >>> sentence(MemoryError(), "perplexity", "demo")
+    'The machine ran out of memory in the stage perplexity. Choose a smaller model or shorter windows, then retry: \
+finished stages are kept.'
+    >>> sentence(MemoryError(), "load", "./big")
+    'The machine ran out of memory while “./big” was read: its config or weights ask for more than there is. \
+Choose a smaller model, or a machine with more memory, then retry: finished stages are kept.'
     >>> sentence(KeyError("lm_head"))
     "Internal error: KeyError: 'lm_head'. The log has the details."
     """
@@ -115,45 +124,57 @@ def sentence(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno == errno.ENOSPC or "No space left on device" in text:
             return f"The disk is full. Free some space or set FP8DASH_DATA_DIR elsewhere, {kept}"
         if type(cause).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
-            return f"The GPU ran out of memory. End what else uses it, or choose a smaller model, {kept}"
+            return f"The GPU {_exhausted(stage, model, 'End what else uses it, or choose a smaller model')}, {kept}"
         if isinstance(cause, MemoryError) or "can't allocate memory" in text or "Cannot allocate memory" in text:
-            return f"The machine ran out of memory. Choose a smaller model or shorter windows, {kept}"
+            return f"The machine {_exhausted(stage, model, 'Choose a smaller model or shorter windows')}, {kept}"
     if isinstance(error, Fp8dashError):
         return str(error)
     return f"Internal error: {type(error).__name__}: {error}. The log has the details."
 
 
-def died_of(status: int, attempts: int) -> str:
+def _exhausted(stage: str, model: str, remedy: str) -> str:
+    if stage == FIRST and model:
+        asked = "its config or weights ask for more than there is"
+        more = "Choose a smaller model, or a machine with more memory"
+        return f"ran out of memory while “{model}” was read: {asked}. {more}"
+    return f"ran out of memory{f' in the stage {stage}' if stage else ''}. {remedy}"
+
+
+def died_of(status: int, deaths: int, stage: str = "") -> str:
     """What the screen says of a child that kept dying of signals.
 
-    >>> died_of(-9, 3)
-    'Its process was ended by SIGKILL 3 times. The kernel may have run out of memory: choose a smaller model or \
-shorter windows, or retry; finished stages are kept.'
+    >>> died_of(-9, 3, "perplexity")
+    'Its process was ended by SIGKILL 3 times in the stage perplexity. The kernel may have run out of memory: choose a \
+smaller model or shorter windows, or retry; finished stages are kept.'
     """
-    name = signal.Signals(-status).name
+    name, where = signal.Signals(-status).name, f" in the stage {stage}" if stage else ""
     return (
-        f"Its process was ended by {name} {attempts} times. The kernel may have run out of memory: choose a smaller "
-        "model or shorter windows, or retry; finished stages are kept."
+        f"Its process was ended by {name} {deaths} times{where}. The kernel may have run out of memory: choose a "
+        "smaller model or shorter windows, or retry; finished stages are kept."
     )
 
 
 def answer(task: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> bool:
     """Send the answers to a task: progress and stages as they come, then the end or one error. True at the end."""
 
+    stage = ""
+
     def tell(progress: Progress) -> None:
+        nonlocal stage
+        stage = progress.stage
         send({PROGRESS: _progress(progress)})
 
     try:
         from fp8dash.pipeline import run_stages
 
-        for found in run_stages(Request.from_json(task["request"]), frozenset(task["done"]), cache_dir(), tell):
-            if isinstance(found, StageResult):
-                send({STAGE: found.to_json()})
+        for item in run_stages(Request.from_json(task["request"]), frozenset(task["done"]), cache_dir(), tell):
+            if isinstance(item, StageResult):
+                send({STAGE: item.to_json()})
             else:
-                tell(found)
+                tell(item)
     except Exception as error:
         traceback.print_exc()
-        send({ERROR: sentence(error)})
+        send({ERROR: sentence(error, stage, str(task["request"].get("model", "")))})
         return False
     send({END: True})
     return True
@@ -163,13 +184,13 @@ def describe(device: str = "auto") -> dict[str, Any]:
     """What this machine computes on."""
     from fp8dash.model.load import find_device
 
-    found = find_device(device)
+    own = find_device(device)
     return {
-        "kind": found.kind,
-        "name": found.label,
-        "capability": list(found.capability),
-        "cuda": list(found.cuda),
-        "memory_bytes": found.memory_bytes,
+        "kind": own.kind,
+        "name": own.label,
+        "capability": list(own.capability),
+        "cuda": list(own.cuda),
+        "memory_bytes": own.memory_bytes,
     }
 
 
@@ -182,7 +203,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(channel, False)  # else a grandchild would hold the pipe open
     _die_with(worker)
     with os.fdopen(channel, "w", encoding="utf-8") as pipe:
-        ended = answer(json.load(sys.stdin), lambda said: print(json.dumps(said), file=pipe, flush=True))
+        ended = answer(json.load(sys.stdin), lambda message: print(json.dumps(message), file=pipe, flush=True))
     return 0 if ended else 1
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions
 from dbos import _serialization as serialization
 from dbos import error as dbos_error
+from sqlalchemy import Connection
 
 from db.claims import Claims
-from db.opened import DRIVER_ERRORS, beside, sqlite_file
+from db.opened import DRIVER_ERRORS, beside, engine_of, sqlite_file
 from db.rows import ACTIVE, QUEUED
 from db.store import Store
 from fp8dash.choose.request import Request
@@ -34,6 +35,7 @@ ENDED = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 KEPT = timedelta(days=1)  # ended workflows: only of use to whoever looks into the engine
 TAIL_BYTES = 256 * 1024
 PURGE = 500
+AT_ONCE = 250  # workflows enqueued in one transaction: others wait meanwhile
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Queue:
         refuse_pickles()
         with _sentences():
             prepare_engine(store.url)
+            self._engine = engine_of(engine_url(store.url))
             self._client = DBOSClient(
                 system_database_url=engine_url(store.url),
                 dbos_system_schema=SCHEMA,
@@ -59,6 +62,7 @@ class Queue:
     def close(self) -> None:
         """Give back all connections."""
         self._client.destroy()
+        self._engine.dispose()
 
     def submit(self, requests: Sequence[Request], *, owner: str, study: str) -> list[str]:
         """The runs of a new study, in order. A request that is already queued or running is answered with its run."""
@@ -121,10 +125,10 @@ class Queue:
     def pending(self) -> dict[str, str]:
         """The runs whose workflows are being executed, with their executors: workers' ids."""
         with _sentences():
-            found: list[Any] = self._client.list_workflows(
+            pending: list[Any] = self._client.list_workflows(
                 status="PENDING", name=WORKFLOW, app_version=VERSION, load_input=False, load_output=False
             )
-        return {workflow.workflow_id: str(workflow.executor_id) for workflow in found}
+        return {workflow.workflow_id: str(workflow.executor_id) for workflow in pending}
 
     def resume(self, run_ids: Sequence[str]) -> None:
         """Give workflows of a dead worker back to the queue, whatever the engine thinks of them."""
@@ -134,9 +138,19 @@ class Queue:
     def _enqueue(self, run_ids: list[str]) -> list[str]:
         """Every row is written by now: what is not enqueued here, reconcile enqueues."""
         with _sentences("The runs are kept and start by themselves once the engine is back, but"):
-            for run_id in run_ids:
-                self._client.enqueue(_options(run_id), run_id)
+            for start in range(0, len(run_ids), AT_ONCE):
+                with self._transaction() as connection:
+                    for run_id in run_ids[start : start + AT_ONCE]:
+                        self._client.enqueue_in_transaction(connection, _options(run_id), run_id)
         return run_ids
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """One transaction of the engine's database: a commit for many workflows, not one for each."""
+        with self._engine.begin() as connection:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # else it begins at its first write, and may then fail
+            yield connection
 
     def _again(self, run_id: str) -> None:
         """A new workflow under the run's id: an ended one cannot be resumed."""
@@ -144,10 +158,10 @@ class Queue:
         self._client.enqueue(_options(run_id), run_id)
 
     def _workflows(self, states: Sequence[str]) -> set[str]:
-        found: list[Any] = self._client.list_workflows(
+        workflows: list[Any] = self._client.list_workflows(
             status=list(states), name=WORKFLOW, load_input=False, load_output=False
         )
-        return {workflow.workflow_id for workflow in found if workflow.app_version in (None, VERSION)}
+        return {workflow.workflow_id for workflow in workflows if workflow.app_version in (None, VERSION)}
 
 
 def engine_url(store_url: str) -> str:
@@ -193,5 +207,5 @@ def _sentences(so_far: str = "") -> Iterator[None]:
     try:
         yield
     except (dbos_error.DBOSException, sqlite3.Error, *DRIVER_ERRORS) as error:
-        said = f"the queue's engine could not be reached: {str(error).splitlines()[0]}"
-        raise QueueError(f"{so_far} {said}" if so_far else said[0].upper() + said[1:]) from error
+        reason = f"the queue's engine could not be reached: {str(error).splitlines()[0]}"
+        raise QueueError(f"{so_far} {reason}" if so_far else reason[0].upper() + reason[1:]) from error

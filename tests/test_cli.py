@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 from sqlalchemy import select, update
 
-from db.claims import Claims
 from db.store import Store
 from db.tables import RunTable, WorkerTable
+from db.workers import Workers
 from fp8dash.cli import main
 from fp8dash.places import database_url
 
@@ -58,7 +58,7 @@ def test_windows_are_long_where_a_gpu_is_at_work_unless_a_length_is_said(capsys)
 
     store, found = Store(database_url()), []
     found.append(lengths())
-    Claims(store).register("w-gpu", host="h", slot=0, pid=1)
+    Workers(store).register("w-gpu", host="h", slot=0, pid=1)
     with store.session() as session:
         session.execute(update(WorkerTable).values(device="NVIDIA H200", device_kind="cuda"))
     found.append(lengths())

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from fp8dash.choose.records import Artefact, Progress
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, weight_files
 from fp8dash.model.linears import CAST_LINEARS
+from fp8dash.places import scratch
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
 from fp8dash.quant.packing import pack
@@ -40,7 +40,7 @@ def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[P
     kept = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     config, scales = quantization_config(recipe, cast, kept), _made_beforehand(model)
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".export-", dir=place.parent))
+    made = scratch(place.parent)
     try:
         yield from _write_weights(folder, made, recipe, cast, scales)
         _write_rest(folder, made, config)

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from fp8dash.choose.catalog import DEMO, DEMO_WHEEL
 from fp8dash.choose.hardware import Device
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, config_of, weight_files
+from fp8dash.places import scratch
 
 DTYPE = torch.bfloat16  # of every baseline
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -179,7 +179,7 @@ def _demo_folder(cache: Path) -> Path:
     folder = cache / "SmolLM2-135M-Instruct"
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".demo-", dir=cache))
+        made = scratch(cache)
         try:
             _convert(demo_file(), made)
             with contextlib.suppress(OSError):  # it exists: another worker was first

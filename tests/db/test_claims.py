@@ -3,16 +3,15 @@
 import math
 import sqlite3
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from db.claims import DEAD, DEAD_AFTER, LEFT, MAX_ATTEMPTS, Claim, Claims
+from db.claims import MAX_DEATHS, MAX_STARTS, Claims, Lease
 from db.opened import may_pass
 from db.rows import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING
 from db.store import Store
-from db.tables import WorkerTable
+from db.workers import LEFT, LOOKS, Workers
 from fp8dash.choose.records import LOWER, NEITHER, Layer, Measurement, Progress, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.errors import QueueError, StoreError
@@ -33,11 +32,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def claims(store: Store) -> Claims:
-    claims = Claims(store)
+def workers(store: Store) -> Workers:
+    workers = Workers(store)
     for slot, worker in enumerate(("one", "two")):
-        claims.register(worker, host="here", slot=slot, pid=1)
-    return claims
+        workers.register(worker, host="here", slot=slot, pid=1)
+    return workers
+
+
+@pytest.fixture
+def claims(store: Store, workers: Workers) -> Claims:
+    return Claims(store)
 
 
 @pytest.fixture
@@ -45,15 +49,20 @@ def run(store: Store) -> str:
     return store.add_run(Request(), owner="me")[0]
 
 
-def claimed(claims: Claims, run: str, worker: str = "one") -> Claim:
+def claimed(claims: Claims, run: str, worker: str = "one") -> Lease:
     claim = claims.claim(run, worker)
     assert claim is not None
     return claim
 
 
-def silence(store: Store, worker: str) -> None:
-    with store.session() as session:
-        session.get_one(WorkerTable, worker).heartbeat_at -= DEAD_AFTER + timedelta(seconds=5)
+def swept(workers: Workers, *silent: str) -> list[str]:
+    """The runs given back once some workers were not heard for long, and the others were."""
+    runs = []
+    for _ in range(LOOKS + 1):
+        for worker in workers.alive() - set(silent):
+            workers.heartbeat(worker)
+        runs += workers.sweep()
+    return runs
 
 
 def test_a_run_is_claimed_by_one_worker(store: Store, claims: Claims, run: str) -> None:
@@ -103,16 +112,15 @@ def test_a_finished_run_lets_an_identical_request_in(store: Store, claims: Claim
 
 
 @pytest.mark.parametrize("how", ["given back", "cancelled", "taken again", "left and taken"])
-def test_a_stale_owner_can_write_nothing(store: Store, claims: Claims, run: str, how: str) -> None:
+def test_a_stale_owner_can_write_nothing(store: Store, workers: Workers, claims: Claims, run: str, how: str) -> None:
     stale = claimed(claims, run)
     if how == "cancelled":
         assert claims.cancel(run)
     elif how == "left and taken":
-        claims.leave("one")
+        workers.leave("one")
         assert claimed(claims, run, "two").attempt == stale.attempt
     else:
-        silence(store, "one")
-        assert claims.sweep() == [run]
+        assert swept(workers, "one") == [run]
     if how == "taken again":
         assert claimed(claims, run, "two").attempt == 2
     before = store.run(run)
@@ -120,6 +128,7 @@ def test_a_stale_owner_can_write_nothing(store: Store, claims: Claims, run: str,
     assert not claims.progress(stale, Progress("gemm", 1, 2))
     assert not claims.record_stage(stale, RESULT)
     assert not claims.finish(stale, FAILED, "late")
+    assert claims.child_died(stale) is None
     assert store.run(run) == before
     assert store.measurements([run])[run] == []
 
@@ -130,58 +139,69 @@ def test_the_same_worker_at_a_later_attempt_is_another_owner(claims: Claims, run
     assert (second.attempt, claims.owns(first), claims.owns(second)) == (2, False, True)
 
 
-def test_a_worker_that_was_marked_dead_learns_it_and_can_claim_nothing(store: Store, claims: Claims, run: str) -> None:
-    assert claims.heartbeat("one")
-    silence(store, "one")
-    claims.sweep()
-    assert not claims.heartbeat("one")
-    assert claims.claim(run, "one") is None
-    assert claims.alive() == {"two"}
-
-
-def test_a_heartbeat_is_on_the_database_clock(store: Store, claims: Claims) -> None:
-    silence(store, "one")
-    claims.heartbeat("one")
-    assert claims.sweep() == []
-    assert claims.alive() == {"one", "two"}
-
-
-def test_a_new_worker_of_a_slot_declares_the_old_one_dead_and_learns_of_its_child(
-    store: Store, claims: Claims, run: str
+def test_a_run_of_a_dead_worker_can_be_claimed_before_any_sweep(
+    store: Store, workers: Workers, claims: Claims, run: str
 ) -> None:
-    claims.record_stage(claimed(claims, run), RESULT)
-    claims.set_child("one", 4711)
-    (left,) = claims.register("three", host="here", slot=0, pid=2)
-    assert (left.worker_id, left.child_group) == ("one", 4711)
-    assert {worker.id: worker.state for worker in store.workers()}["one"] == DEAD
-    assert claims.sweep() == [run]
-    assert claims.sweep() == []
-    claim = claimed(claims, run, "three")
-    assert (claim.attempt, claim.done) == (2, {"quantize"})
-    assert claims.register("four", host="here", slot=0, pid=3) == []
-
-
-def test_a_run_of_a_dead_worker_can_be_claimed_before_any_sweep(claims: Claims, run: str) -> None:
     claimed(claims, run)
-    claims.register("three", host="here", slot=0, pid=2)
+    holder = workers.holder("here", 0)
+    assert holder is not None
+    workers.bury(holder)
     assert claimed(claims, run, "two").attempt == 2
 
 
-def test_a_worker_that_leaves_gives_its_run_back_without_an_attempt(store: Store, claims: Claims, run: str) -> None:
+def test_a_worker_that_leaves_gives_its_run_back_without_an_attempt(
+    store: Store, workers: Workers, claims: Claims, run: str
+) -> None:
     claimed(claims, run)
-    claims.leave("one")
+    workers.leave("one")
     found = store.run(run)
     assert (found.state, found.attempt, found.worker_id) == (QUEUED, 0, None)
     assert {worker.id: worker.state for worker in store.workers()}["one"] == LEFT
 
 
-def test_a_run_that_kills_its_workers_fails_with_a_reason(store: Store, claims: Claims, run: str) -> None:
-    for _ in range(MAX_ATTEMPTS):
+def test_deaths_of_workers_and_reboots_of_hosts_do_not_fail_a_run(
+    store: Store, workers: Workers, claims: Claims, run: str
+) -> None:
+    for number in range(3 * MAX_DEATHS):
+        worker = f"boot {number}"
+        workers.register(worker, host="there", slot=0, pid=1)
+        claimed(claims, run, worker)
+        assert swept(workers, worker) == [run]
+    assert store.run(run).state == QUEUED
+
+
+def test_deaths_of_the_runs_own_process_count_until_a_stage_is_finished(claims: Claims, run: str) -> None:
+    assert [claims.child_died(claimed(claims, run)) for _ in range(MAX_DEATHS - 1)] == [1, 2]
+    claim = claimed(claims, run)
+    assert claims.record_stage(claim, RESULT)
+    assert claims.child_died(claim) == 1
+
+
+def test_a_run_that_takes_its_machine_down_each_time_fails_in_the_end_and_says_so(
+    store: Store, claims: Claims, run: str
+) -> None:
+    for _ in range(MAX_STARTS):
         claimed(claims, run)
     assert claims.claim(run, "one") is None
     found = store.run(run)
     assert found.state == FAILED
-    assert found.error is not None and "started 3 times" in found.error
+    assert found.error is not None and f"started {MAX_STARTS} times and no stage finished" in found.error
+
+
+def test_a_run_that_makes_progress_may_be_started_any_number_of_times(store: Store, claims: Claims, run: str) -> None:
+    for number in range(2 * MAX_STARTS):
+        stage = StageResult(f"stage {number}", 1.0, ())
+        assert claims.record_stage(claimed(claims, run), stage)
+    assert store.run(run).state == RUNNING
+
+
+def test_a_lease_bears_what_earlier_attempts_measured(workers: Workers, claims: Claims, run: str) -> None:
+    first = claimed(claims, run)
+    assert (first.model_hash, first.corpus_hash) == (None, None)
+    claims.record_stage(first, StageResult("load", 1.0, (), {"model_hash": "abc", "corpus_hash": "def"}))
+    workers.leave("one")
+    again = claimed(claims, run, "two")
+    assert (again.model_hash, again.corpus_hash, again.done) == ("abc", "def", {"load"})
 
 
 def test_a_retry_starts_counting_again_and_keeps_the_finished_stages(store: Store, claims: Claims, run: str) -> None:

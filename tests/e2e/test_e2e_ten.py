@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from db.claims import Claims
 from db.rows import FINISHED
 from db.store import Store
+from db.workers import Workers
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.records import Progress, StageResult
 from fp8dash.choose.request import Request
@@ -30,7 +31,7 @@ PATHS = (
 def write(store: Store, worker: str, enough: threading.Event) -> int:
     """A worker's writes until it is enough: the store's own claims, progress, stages, ends. The number of runs."""
     claims = Claims(store)
-    claims.register(worker, host="bench-1", slot=3, pid=1)
+    Workers(store).register(worker, host="bench-1", slot=3, pid=1)
     made = 0
     while not enough.is_set():
         made += 1

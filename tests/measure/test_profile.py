@@ -13,6 +13,7 @@ from torch import nn
 
 from db.claims import Claims
 from db.store import Store
+from db.workers import Workers
 from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.formats import E4M3FN, INT8
 from fp8dash.choose.records import (
@@ -236,7 +237,7 @@ def made(tiny, corpus_file, tmp_path_factory):
     store = Store(f"sqlite:///{folder / 'fp8dash.sqlite'}")
     run_id, _ = store.add_run(request, owner="ada")
     claims = Claims(store)
-    claims.register("w", host="h", slot=0, pid=1)
+    Workers(store).register("w", host="h", slot=0, pid=1)
     claim = claims.claim(run_id, "w")
     results = [item for item in run_stages(request, frozenset(), folder) if isinstance(item, StageResult)]
     assert all(claims.record_stage(claim, result) for result in results) and claims.finish(claim, "finished")

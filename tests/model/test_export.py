@@ -153,7 +153,7 @@ def test_a_weight_that_is_not_in_the_files_is_named(tiny, tmp_path, loaded):
     with pytest.raises(ModelError, match="holds no weight of other under that name"):
         for _ in export(loaded.model, tiny, recipe, tmp_path / "out"):
             pass
-    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".export-*"))
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
 
 
 def test_a_run_leaves_a_checkpoint_and_says_where(tiny, corpus_file, tmp_path):

@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from db.columns import Instant
 from db.standings import group_key, kld_bounds, recipe_facets
-from db.store import request_key
-from db.tables import Instant
+from db.submissions import request_key
 from fp8dash.choose.request import Request
 from fp8dash.errors import InvalidChoice
 

@@ -145,6 +145,8 @@ def _live(frame: Frame, run_id: str, state: str) -> None:
     progress(run, frame.store.stages([run_id])[run_id])
     if run.error:
         st.error(plain(run.error))
+    if run.unreadable:
+        st.warning(plain(run.unreadable))
 
 
 def _note(frame: Frame, row: Standing) -> None:

@@ -93,6 +93,8 @@ def _card(frame: Frame, run: Run, stages: Sequence[Stage]) -> None:
             _doors(frame, run)
         if run.error:
             st.error(plain(run.error))
+        if run.unreadable:
+            st.warning(plain(run.unreadable))
         if run.id in linked.ids("log"):
             st.code(frame.queue.log_tail(run.id, LOG_LINES) or "The log is empty so far.", language=None, height=260)
 
