@@ -83,10 +83,13 @@ def run(commands: list[list[str]], folder: Path) -> None:
 
 
 def _create(folder: Path, step: re.Match[str]) -> None:
-    file = folder / step["path"]
-    assert not file.exists(), f"{step['path']} is there already"
+    last = max(int(file.name[:4]) for file in (folder / "db/migrations/versions").glob("0*.py"))
+    numbers = {"NEXT": f"{last + 1:04}", "LAST": f"{last:04}"}  # of migrations
+    path, block = (re.sub("NEXT|LAST", lambda word: numbers[word[0]], step[part]) for part in ("path", "block"))
+    file = folder / path
+    assert not file.exists(), f"{path} is there already"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(step["block"], "utf-8")
+    file.write_text(block, "utf-8")
 
 
 def _place(folder: Path, step: re.Match[str]) -> None:
