@@ -299,7 +299,7 @@ def test_a_recipe_that_cannot_be_is_one_sentence_and_not_queued(typed: str, stor
 
 
 @pytest.mark.parametrize(
-    ("owner", "study", "sentence"), [("", "FP8", "The owner has no name"), ("ada", " ", "The study has no name")]
+    ("owner", "study", "sentence"), [(" ", "FP8", "The owner has no name"), ("ada", " ", "The study has no name")]
 )
 def test_an_empty_name_is_said_and_nothing_queued(owner: str, study: str, sentence: str, store: Store) -> None:
     app = opened("new_run", owner=owner)
@@ -308,7 +308,7 @@ def test_an_empty_name_is_said_and_nothing_queued(owner: str, study: str, senten
     assert sentence in app.error[0].value and not store.runs()
 
 
-@pytest.mark.parametrize(("field", "text"), [("gemm_m", "1, many"), ("lengths", ""), ("depths", "150")])
+@pytest.mark.parametrize(("field", "text"), [("gemm_m", "1, many"), ("needle_lengths", ""), ("needle_depths", "150")])
 def test_numbers_that_cannot_be_are_said_and_not_queued(field: str, text: str, store: Store) -> None:
     app = opened("new_run", owner="ada")
     app.text_input(f"new_run_new_{field}").set_value(text).run()
@@ -319,7 +319,7 @@ def test_numbers_that_cannot_be_are_said_and_not_queued(field: str, text: str, s
 def test_what_is_measured_and_how_reaches_the_request(store: Store) -> None:
     app = opened("new_run", owner="ada")
     app.number_input("new_run_new_windows").set_value(4)
-    app.number_input("new_run_new_length").set_value(64)
+    app.number_input("new_run_new_window_length").set_value(64)
     app.text_input("new_run_new_gemm_m").set_value("8 32")
     app.selectbox("new_run_new_backend").set_value("emulated")
     app.button("new_run_new_submit").click().run()

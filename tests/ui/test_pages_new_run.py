@@ -8,6 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from db.store import Store
+from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.presets import PRESETS, recipe_from
 from fp8dash.choose.request import Request
 from fp8dash.ui.forms.address import FIELDS, Address, Form, read, written
@@ -189,12 +190,12 @@ def test_what_is_half_typed_stays_and_the_address_keeps_the_last_that_can_be(sto
     app = opened("new_run")
     app.number_input(KEY + "windows").set_value(9)
     typed(app, "w=e4m3fn/")
-    app.text_input(KEY + "lengths").set_value("128, many").run()
+    app.text_input(KEY + "needle_lengths").set_value("128, many").run()
     assert app.query_params == {"windows": "9", "window_length": "512", "backend": "auto"}
     app.number_input(KEY + "seed").set_value(1).run()
     assert app.text_area(KEY + "typed").value == "w=e4m3fn/"
-    assert app.text_input(KEY + "lengths").value == "128, many"
-    app.text_input(KEY + "lengths").set_value("128").run()
+    assert app.text_input(KEY + "needle_lengths").value == "128, many"
+    app.text_input(KEY + "needle_lengths").set_value("128").run()
     assert app.query_params == {
         "windows": "9",
         "window_length": "512",
@@ -215,6 +216,38 @@ def test_ways_to_choose_a_recipe_carry_it_along(store: Store) -> None:
     assert app.text_area(KEY + "typed").value == PRESETS["MXFP8"].text
     app.segmented_control(KEY + "way").set_value("Presets").run()
     assert app.checkbox(KEY + "preset_MXFP8").value and app.query_params["recipe"] == "MXFP8"
+
+
+def test_the_builder_changes_one_part_of_a_recipe_and_keeps_all_others(store: Store) -> None:
+    text = (
+        "w=e4m3fn/row/te a=e4m3fn/tensor/te/static:p99.5 kv=int8/head attn=e4m3fn/tensor w[*.down_proj]=bf16 "
+        "a[*.up_proj]=e5m2/row also=lm_head,embeddings skip=model.layers.[0-3].*"
+    )
+    app = opened("new_run", recipe=text, owner="ada")
+    assert app.segmented_control(KEY + "way").value == "Custom"
+    app.selectbox(KEY + "Weights_format").set_value("int8").run()
+    changed = dataclasses.replace(recipe_from(text).weights, format=FORMATS["int8"])
+    expected = dataclasses.replace(recipe_from(text), weights=changed)
+    assert store.run(submitted(app)).recipe == expected.text
+
+
+def test_nothing_to_measure_is_said_at_once_and_refused(store: Store) -> None:
+    app = opened("new_run", owner="ada")
+    app.button_group(KEY + "measures").set_value([]).run()
+    assert [warning.value for warning in app.warning][0].startswith("Nothing is to be measured")
+    app.button(KEY + "submit").click().run()
+    assert "choose at least one of gemm" in app.error[0].value and not store.runs()
+
+
+def test_a_run_without_an_owner_is_anonymous(store: Store) -> None:
+    assert store.run(submitted(opened("new_run"))).owner == "anonymous"
+
+
+def test_widgets_are_keyed_by_the_fields_that_they_set(store: Store) -> None:
+    app = opened("new_run", measures="tasks", tasks="fp8dash_pydocs", convention="strided", stride="100")
+    keyed = {element.key for element in app.main if getattr(element, "key", None)}
+    missing = {name for name in FIELDS if KEY + name not in keyed} - {"device", "haystack", "model"}
+    assert not missing and KEY + "haystack_single_1" in keyed
 
 
 HOSTILE: list[Address] = [
