@@ -21,6 +21,7 @@ from fp8dash.choose.formats import E4M3FN, E5M2
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
 from fp8dash.choose.scaling import TENSOR
 from fp8dash.errors import NotFinite
+from fp8dash.model.parts import linears_of
 from fp8dash.quant.error import CastError, error_of_cast
 
 METHOD = (
@@ -62,7 +63,7 @@ def gradients(model: Any, windows: Tensor) -> Iterator[Progress | Measurement]:
     Takes a frozen model in evaluation mode and [count, L] token ids, of which the first few windows are used. Raises
     NotFinite, naming the layer.
     """
-    found = {name: LayerGradient() for name, _ in _linears(model)}
+    found = {name: LayerGradient() for name, _ in linears_of(model)}
     few = windows[:WINDOWS]
     for index, ids in enumerate(few):
         yield Progress("gradients", index, len(few), f"window {index + 1} of {len(few)}")
@@ -91,7 +92,7 @@ def watched(model: Any, tell: Callable[[str, Tensor], None]) -> Iterator[None]:
     The embeddings' output is made to require a gradient, so that a frozen model has a graph to walk.
     """
     hooks = [model.get_input_embeddings().register_forward_hook(lambda _m, _x, out: out.requires_grad_(True))]
-    hooks += [module.register_forward_hook(_telling(name, tell)) for name, module in _linears(model)]
+    hooks += [module.register_forward_hook(_telling(name, tell)) for name, module in linears_of(model)]
     try:
         yield
     finally:
@@ -107,10 +108,6 @@ def _telling(name: str, tell: Callable[[str, Tensor], None]) -> Callable[[nn.Mod
             out.register_hook(lambda gradient: tell(name, gradient))  # type: ignore[no-untyped-call]
 
     return hook
-
-
-def _linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
 def _add(layer: LayerGradient, name: str, gradient: Tensor) -> None:

@@ -29,8 +29,9 @@ from fp8dash.choose.records import (
 )
 from fp8dash.choose.scaling import BLOCK_128X128, FLOAT32, GROUP_1X32, GROUP_1X128, RCEIL, ROW, TENSOR
 from fp8dash.errors import NotFinite
+from fp8dash.model.parts import linears_of
 from fp8dash.quant.cast import dequantize, quantize
-from fp8dash.quant.error import error_of_cast
+from fp8dash.quant.error import energy, error_of_cast
 
 METHOD = (
     "weights, and Linears' inputs over the first four windows at most, of the unquantized model; binades counted "
@@ -78,7 +79,7 @@ class Sums:
             self.exponents += counts
             self.zeros += zeros
             self.rows += len(block)
-            self.square += float(size.square().sum(dtype=torch.float64))
+            self.square += energy(size)
             self.amaxes = torch.maximum(self.amaxes, size.amax(0).cpu())
 
     def merge(self, other: "Sums") -> None:
@@ -134,9 +135,9 @@ def profile(model: Any, windows: Tensor) -> Iterator[Progress | TensorProfile | 
     Takes a frozen model in evaluation mode and [count, L] token ids, of which the first few windows are used. Raises
     NotFinite, naming the layer.
     """
-    few, names = windows[:WINDOWS], [name for name, _ in _linears(model)]
+    few, names = windows[:WINDOWS], [name for name, _ in linears_of(model)]
     steps, weights, inputs = len(few) + 2, dict[str, Sums](), Inputs()
-    for name, module in _linears(model):
+    for name, module in linears_of(model):
         yield Progress("profile", 0, steps, f"weight {len(weights) + 1} of {len(names)}")
         weights[name] = counted(f"{name}.weight", module.weight)
     for index, ids in enumerate(few):
@@ -197,14 +198,14 @@ def ladder(name: str, kind: str, x: Tensor, outliers: Tensor) -> Iterator[Ladder
 
 def sqnr_db(x: Tensor, y: Tensor) -> float | None:
     """Energy of x over that of x - y in dB, sums in float64; None where one of them is nothing."""
-    signal, noise = (float(t.float().square().sum(dtype=torch.float64)) for t in (x, x.float() - y))
+    signal, noise = energy(x.float()), energy(x.float() - y)
     return 10 * math.log10(signal / noise) if signal and noise else None
 
 
 @contextmanager
 def _told(model: Any, tell: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Within, each Linear's input is told."""
-    hooks = [module.register_forward_pre_hook(_telling(name, tell)) for name, module in _linears(model)]
+    hooks = [module.register_forward_pre_hook(_telling(name, tell)) for name, module in linears_of(model)]
     try:
         yield
     finally:
@@ -215,10 +216,6 @@ def _told(model: Any, tell: Callable[[str, Tensor], None]) -> Iterator[None]:
 def _telling(name: str, tell: Callable[[str, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     """A hook before a Linear; an input without a token, as an expert's may be, is not told."""
     return lambda _module, args: tell(name, args[0].reshape(-1, args[0].shape[-1])) if args[0].numel() else None
-
-
-def _linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
 def counted(what: str, x: Tensor) -> Sums:

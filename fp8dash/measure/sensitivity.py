@@ -25,6 +25,7 @@ from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import CHUNK
 from fp8dash.model.calibration import NOTHING, Casters, Observed
+from fp8dash.model.parts import linears_of
 from fp8dash.model.passes import blocks_of
 from fp8dash.quant.cast import round_trip
 
@@ -102,8 +103,8 @@ def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[Group]:
     """The Linears that the recipe casts, by kind, block or one by one, in the model's order; the head by itself."""
     head = model.get_output_embeddings()
     found: dict[tuple[str, str], list[tuple[str, nn.Linear]]] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or recipe.skips(name) or not recipe.of(name).casts_linears:
+    for name, module in linears_of(model):
+        if recipe.skips(name) or not recipe.of(name).casts_linears:
             continue
         if module is head and "lm_head" not in recipe.also:
             continue

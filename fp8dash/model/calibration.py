@@ -15,6 +15,7 @@ from fp8dash.choose.casts import Cast
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Progress
 from fp8dash.errors import NotFinite
+from fp8dash.model.parts import linears_of
 from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.calibrate import DelayedScale, Observer, StaticScale
 from fp8dash.quant.kv_cache import kv_amaxes, observing_cache
@@ -39,7 +40,7 @@ def observe(
     layer."""
     inputs = _Inputs()
     kv: tuple[tuple[Tensor, Tensor], ...] = ()
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and _asks(recipe, name)]
+    names = [name for name, _ in linears_of(model) if _asks(recipe, name)]
     head = model.get_output_embeddings()
     with _hooked(model, recipe, names, inputs):
         for index, ids in enumerate(windows):

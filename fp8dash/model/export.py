@@ -18,16 +18,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fp8dash.choose.models.checkpoint import quantization_config
+from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import Artefact, Progress
+from fp8dash.choose.records import ROUTER, Artefact, Progress
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, weight_files
 from fp8dash.model.linears import CAST_LINEARS
+from fp8dash.model.parts import parts_of
 from fp8dash.places import scratch
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
 from fp8dash.quant.packing import pack
 
+ROUTED_EXPERTS = r"re:.*\.experts\..*"  # as compressed-tensors reads it
 WEIGHT, KEYS = ".weight", ".k_proj"
 
 
@@ -37,7 +40,7 @@ def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[P
     Raises InvalidChoice for a recipe that no checkpoint holds, ModelError where a weight is not in the files.
     """
     cast = tuple(name for name, module in model.named_modules() if isinstance(module, CAST_LINEARS))
-    kept = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    kept = _ignored(model)
     config, scales = quantization_config(recipe, cast, kept), _made_beforehand(model)
     place.parent.mkdir(parents=True, exist_ok=True)
     made = scratch(place.parent)
@@ -50,6 +53,15 @@ def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[P
         shutil.rmtree(made, ignore_errors=True)
     size, digest = _measured(place)
     return Artefact("checkpoint", str(place), config["format"], size, digest)
+
+
+def _ignored(model: Any) -> list[str]:
+    """What engines must not take for cast: Linears and routers that were kept, and experts, whose names are theirs."""
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    parts = parts_of(model)
+    routers = [part.module for part in parts if part.group == ROUTER]
+    experts = [ROUTED_EXPERTS] if any(part.fixed and is_routed_expert(part.name) for part in parts) else []
+    return list(dict.fromkeys((*linears, *routers, *experts)))
 
 
 def stored(q: Quantized, name: str) -> dict[str, Tensor]:

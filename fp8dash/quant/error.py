@@ -15,6 +15,9 @@ from fp8dash.quant.cast import Quantized, blocks_of_codes, blocks_of_values, cod
 
 ROUNDING = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's rounding: that is no clipping
 
+SAFE_EXPONENT = 30  # of a largest magnitude whose squares are far from float32's ends
+MOST_EXPONENT = 126  # of a power of two that float32 holds, and its inverse
+
 
 @dataclass(slots=True)
 class CastError:
@@ -94,12 +97,25 @@ def _room_for_codes(x: Tensor, cast: Cast) -> Tensor:
     return x.view(-1).view(torch.uint8)[: x.numel()].view(dtype).view(x.shape)
 
 
+def energy(x: Tensor) -> float:
+    """The sum of a float32 tensor's squares, in float64.
+
+    Float32 has no square of 1e-22 or of 1e20: those are taken of x over a power of two, which changes no other digit.
+    """
+    peak = float(torch.linalg.vector_norm(x, math.inf)) if x.numel() else 0.0
+    exponent = math.frexp(peak)[1] if math.isfinite(peak) else 0
+    if abs(exponent) <= SAFE_EXPONENT:
+        return float(x.square().sum(dtype=torch.float64))
+    unit = 2.0 ** max(-MOST_EXPONENT, min(MOST_EXPONENT, exponent))
+    return float((x * (1 / unit)).square().sum(dtype=torch.float64)) * unit**2
+
+
 def _watch(sums: CastError, before: Tensor, after: Tensor, factors: Tensor, cast: Cast) -> None:
     """Adds a block; zeros that pad a ragged edge add nothing."""
     before = before.float()
     alive = before != 0
-    sums.signal += float(before.square().sum(dtype=torch.float64))
-    sums.noise += float((before - after).square().sum(dtype=torch.float64))
+    sums.signal += energy(before)
+    sums.noise += energy(before - after)
     sums.flushed += int((alive & (after == 0)).sum())
     sums.clipped += int((before.abs() > factors * (cast.format.max * ROUNDING)).sum())
     sums.nonzero += int(alive.sum())

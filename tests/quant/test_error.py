@@ -1,5 +1,6 @@
 """Casting where a tensor lies: the same values, the error told, and no second copy."""
 
+import math
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from transformers import LlamaForCausalLM
 
 from fp8dash.choose.casts import parse_cast
 from fp8dash.errors import NotFinite
+from fp8dash.measure.profile import counted, sqnr_db
 from fp8dash.model.load import content_hash, load
 from fp8dash.quant.cast import quantize, round_trip
 from fp8dash.quant.error import CastError, cast_in_place, codes_in_place, error_of_cast
@@ -119,3 +121,25 @@ def test_loading_and_casting_a_model_holds_no_second_copy_of_it(tiny, wide, text
     command = [sys.executable, "-W", "ignore", "-c", PEAK, text, backend, str(tiny), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert sum(sizes) / 2 < int(done.stdout) <= sum(sizes) + 1.5 * max(sizes)
+
+
+@pytest.mark.parametrize("exponent", [-140, -90, -73, -40, 0, 40, 63, 90, 120])
+@pytest.mark.parametrize("text", ["e4m3fn/row", "int8/tensor", "e4m3fn/128x128"])
+def test_the_error_of_a_weight_is_the_same_at_every_magnitude(exponent, text):
+    """Squares of 1e-22 or 1e19 are none in float32. Below 2^-120 the scales are subnormal, and lose bits themselves."""
+    cast = parse_cast(text)
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    plain, found = error_of_cast(x, cast), error_of_cast(torch.ldexp(x, torch.tensor(exponent)), cast)
+    if exponent > -110:
+        assert found.sqnr_db == plain.sqnr_db and found.relative_error == plain.relative_error
+    else:
+        assert found.signal > 0 and found.noise > 0
+
+
+def test_the_profile_of_a_tensor_has_its_rms_at_every_magnitude():
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    plain = counted("x", x).profile("x", "weight")
+    for exponent in (-90, 63, 100):
+        scaled = torch.ldexp(x, torch.tensor(exponent))
+        assert counted("x", scaled).profile("x", "weight").rms == pytest.approx(math.ldexp(plain.rms, exponent))
+        assert sqnr_db(scaled, scaled * 0.75) == pytest.approx(sqnr_db(x, x * 0.75))
