@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-VOCABULARY, HIDDEN, INNER, HEADS, LAYERS = 128, 64, 96, 4, 2
+from tests.tiny import write_tokenizer
+
+VOCABULARY, HIDDEN, INNER, HEADS, LAYERS = 272, 64, 96, 4, 2  # as many words as the tokenizer of tests.tiny
 
 PLAIN: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
@@ -80,3 +83,10 @@ def family_model(family: str) -> Any:
     config = AutoConfig.for_model(family, **PLAIN | FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return model.requires_grad_(False).eval()
+
+
+def write_family(family: str, folder: Path) -> Path:
+    """A model folder of a family, with the byte-level tokenizer of the tiny model."""
+    family_model(family).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder

@@ -528,6 +528,8 @@ def _standing(row: Standing, tied: Sequence[str]) -> str:
         return "baseline"
     if row.kld is None:
         return "partial"
+    if row.is_partly_cast:
+        return f"{row.uncast_share:.0%} left in BF16"
     noise = ", as BF16" if row.is_within_noise else ""
     if row.run in tied:
         return f"tied with best{noise}"
@@ -547,7 +549,8 @@ def _configured() -> dict[str, Any]:
     config["Standing"] = st.column_config.TextColumn(
         width=110,
         help="Tied: windows do not tell it from the best, at 95 % for the whole board (paired bootstrap, Holm). As "
-        "BF16: its KLD’s interval reaches down to the noise floor, the KLD of the same weights in float32.",
+        "BF16: its KLD’s interval reaches down to the noise floor, the KLD of the same weights in float32. Left "
+        "in BF16: more than a tenth of the blocks’ matrix weights were not cast, so the KLD is of the rest alone.",
     )
     config["95 % interval"] = st.column_config.TextColumn(width=175, help="Of Δ ln PPL, paired bootstrap over windows.")
     return config

@@ -34,7 +34,7 @@ def page(frame: Frame, run_id: str) -> None:
     (row,) = frame.store.standings(Choice(ids=(run_id,)))
     _head(frame, run, row)
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
-    _warnings(numbers)
+    _warnings(numbers, row)
     _note(frame, row)
     for section in (_measured, _by_layer, _costs, _speed_and_needles, _served):
         guarded(section)(frame, run, numbers)
@@ -56,7 +56,12 @@ def _head(frame: Frame, run: Run, row: Standing) -> None:
             frame.go("new_run", **{"from": run.id})
 
 
-def _warnings(numbers: Sequence[Measurement]) -> None:
+def _warnings(numbers: Sequence[Measurement], row: Standing) -> None:
+    if row.is_partly_cast:
+        st.warning(
+            f"{row.uncast_share:.0%} of the blocks’ matrix weights were left in BF16: loss, size and speed are those "
+            "of a model that was cast in part. The tree of what was cast says which weights stayed, and why."
+        )
     if any(m.name == "kv_scales_at_one" and m.value == 1.0 for m in numbers):
         st.warning("Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format are clipped.")
 

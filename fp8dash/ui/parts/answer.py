@@ -169,7 +169,8 @@ def headline(rows: Sequence[Standing], tied: Sequence[str]) -> str:
         lead = f"{_some([best.name, *others])} lose least to BF16 and cannot be told apart"
     bits = f" at {best.bits_per_weight:.2f} bits per weight" if best.bits_per_weight else ""
     noise = ", indistinguishable from BF16" if best.is_within_noise else ""
-    return f"{lead}: KLD {three(best.kld)} nats{bits}{noise}"
+    partly = f", {best.uncast_share:.0%} of the blocks’ weights left in BF16" if best.is_partly_cast else ""
+    return f"{lead}: KLD {three(best.kld)} nats{bits}{noise}{partly}"
 
 
 def reasons(rows: Sequence[Standing], tied: Sequence[str]) -> str:
