@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
@@ -34,6 +34,7 @@ KEPT_NAMES = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "TEMP", "TMP", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "ALL_PROXY", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SYSTEMROOT",
 }  # fmt: skip
+COMMAND = (sys.executable, "-m", "jobs.child")
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,13 +42,23 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Child:
     """A running child: its answers, its exit status, and the end of its whole process group."""
 
-    def __init__(self, run_id: str, header: str, task: dict[str, Any], environment: dict[str, str]) -> None:
-        """Start it. The thread that does so must outlive it: Linux ends a child with the thread that made it."""
+    def __init__(
+        self,
+        run_id: str,
+        header: str,
+        task: dict[str, Any],
+        environment: dict[str, str],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """Start it, its command given the pipe and our process id.
+
+        The thread that does so must outlive it: Linux ends a child with the thread that made it.
+        """
         answers, theirs = os.pipe()
         log = open_log(run_id, header)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jobs.child", str(theirs), str(os.getpid())],
+                [*command, str(theirs), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

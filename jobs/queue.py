@@ -66,10 +66,9 @@ class Queue:
 
     def submit(self, requests: Sequence[Request], *, owner: str, study: str) -> list[str]:
         """The runs of a new study, in order. A request that is already queued or running is answered with its run."""
-        checked = [request.checked() for request in requests]
-        if not checked:
+        if not requests:
             raise QueueError("Nothing is to be run: choose at least one recipe.")
-        return self._enqueue(self._store.add_runs(checked, owner=owner, study=study))
+        return self._enqueue(self._store.add_runs(requests, owner=owner, study=study))
 
     def submit_one(self, request: Request, *, owner: str) -> str:
         """A run of its own, or the identical one that is already queued or running."""

@@ -1,23 +1,29 @@
 """Workers as they run in earnest: killed, stopped, cancelled, and refused; real processes and a tiny model."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from dbos import DBOS
 from sqlalchemy import update
 
-from db.claims import MAX_DEATHS
+from db.claims import MAX_DEATHS, Claims
 from db.rows import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING
 from db.store import Store
 from db.tables import WorkerTable
-from db.workers import ALIVE, DEAD, LEFT
+from db.workers import ALIVE, DEAD, LEFT, Workers
 from fp8dash.choose.request import Request
 from fp8dash.places import data_dir
-from jobs.processes import SLOT_TAKEN, WORKER_MARK, end_marked
+from jobs import worker as module
+from jobs.processes import SLOT_TAKEN, WORKER_MARK, end_marked, identity
 from jobs.queue import Queue
+from jobs.worker import AGAIN, SlotTaken, SlotWorker
 from tests.jobs.engine import (
     DEADLINE,
     LONG,
@@ -154,3 +160,86 @@ def test_a_second_worker_on_a_slot_refuses(store: Store, start: Callable[[], sub
 
 def test_the_engine_can_still_recover_the_work_of_a_dead_executor() -> None:
     assert callable(DBOS._recover_pending_workflows), "not public: Worker._tend falls back on resuming"
+
+
+def test_a_worker_of_another_data_folder_on_one_database_is_refused_and_the_first_keeps_its_child(
+    store: Store, queue: Queue, long: Request, start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    first = start()
+    run_id = queue.submit_one(long, owner="me")
+    group = child_group(store)
+    elsewhere = os.environ | {"FP8DASH_DATA_DIR": str(tmp_path / "other"), "FP8DASH_DATABASE_URL": store.url}
+    command = [sys.executable, "-m", "jobs.worker"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False, env=elsewhere)
+    assert second.returncode == SLOT_TAKEN and str(first.pid) in second.stderr
+    assert not is_gone(group) and first.poll() is None
+    assert (store.run(run_id).state, store.run(run_id).attempt) == (RUNNING, 1)
+
+
+@pytest.fixture
+def worker(store: Store, monkeypatch: pytest.MonkeyPatch) -> SlotWorker:
+    """A worker of this process, which looks often; it is not at work."""
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)
+    return SlotWorker(store, 0)
+
+
+def test_a_slot_held_from_where_nobody_can_see_is_taken_once_its_counter_stood_still(
+    store: Store, worker: SlotWorker
+) -> None:
+    others = Workers(store)
+    others.register("unseen", host="here", slot=0, pid=1, process="another machine:pid:[1]:1:1")
+    assert worker._take_slot("here") == []
+    assert {one.id: one.state for one in store.workers()} == {"unseen": DEAD, worker.id: ALIVE}
+
+
+def test_a_slot_whose_unseen_holder_beats_is_refused(store: Store, worker: SlotWorker) -> None:
+    others = Workers(store)
+    others.register("unseen", host="here", slot=0, pid=1, process="another machine:pid:[1]:1:1")
+    beating = threading.Event()
+
+    def beat() -> None:
+        while not beating.wait(0.002):
+            others.heartbeat("unseen")
+
+    heart = threading.Thread(target=beat)
+    heart.start()
+    try:
+        with pytest.raises(SlotTaken, match="has a worker already"):
+            worker._take_slot("here")
+    finally:
+        beating.set()
+        heart.join()
+    assert {one.id: one.state for one in store.workers()} == {"unseen": ALIVE}
+
+
+def test_a_holder_that_is_seen_to_be_over_leaves_its_slot_at_once(store: Store, worker: SlotWorker) -> None:
+    over = subprocess.Popen([sys.executable, "-c", ""])
+    own = identity(over.pid)
+    over.wait()
+    Workers(store).register("over", host="here", slot=0, pid=over.pid, process=own)
+    assert worker._take_slot("here") == []
+    assert {one.id: one.state for one in store.workers()}["over"] == DEAD
+
+
+def test_a_process_that_was_asked_to_end_is_no_death_of_its_run(store: Store, worker: SlotWorker) -> None:
+    run_id, _ = store.add_run(Request(), owner="me")
+    Workers(store).register(worker.id, host="here", slot=0, pid=1)
+    lease = Claims(store).claim(run_id, worker.id)
+    assert lease is not None
+
+    def after(number: int) -> tuple[str, str | None]:
+        return asyncio.run(worker._failure(lease, {}, -number))
+
+    assert {after(signal.SIGTERM) for _ in range(3 * MAX_DEATHS)} == {(AGAIN, None)}
+    assert [after(signal.SIGKILL)[0] for _ in range(MAX_DEATHS)] == [AGAIN] * (MAX_DEATHS - 1) + [FAILED]
+
+
+def test_the_worker_command_logs_what_it_does(store: Store) -> None:
+    command = [sys.executable, "-m", "fp8dash.cli", "worker"]
+    worker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert worker.stderr is not None
+    try:
+        assert any("INFO" in line and "ready" in line for line in worker.stderr)
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=DEADLINE)
