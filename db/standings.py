@@ -1,153 +1,33 @@
 """How runs stand: a narrow row a run, and the one query that pages, reports and command line read. No torch, no pages.
 
 The row is written again from what is stored, by `stand`, in each transaction that changes it. Numbers are ranked only
-among runs of one `group`: model, corpus, windows, method and device; and of one backend. Baselines have no rank.
+among runs of one `group`: model and corpus by the hashes of their contents, windows, method and device; and of one
+backend. Baselines have no rank.
 """
 
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from db.board import BASELINE_BACKEND, MOST_UNCAST, Choice, Facets, Group, Standing
 from db.tables import MeasurementTable, RunTable, StandingTable, StudyTable, WindowTable
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import InvalidChoice
 from fp8dash.stats import paired_difference
 
-BASELINE = "BF16"  # the preset that casts nothing
-BASELINE_BACKEND = "baseline"
 COPIED = (  # the measurements that a row repeats, by the names of its columns
     "ppl", "ln_ppl_diff", "ln_ppl_diff_low", "ln_ppl_diff_high", "kld", "kld_low", "kld_high", "kld_noise_floor",
     "top1", "needle", "gemm_speedup", "bits_per_weight", "coverage", "uncast_share", "model_bytes", "weight_sqnr_db",
 )  # fmt: skip
-MOST_UNCAST = 0.1  # of the blocks' matrix weights: beyond it a row says that the recipe was applied in part
 LARGEST = 1e308  # what is beyond is infinite, and never ranks
 SORTS = ("kld", "ln_ppl_diff", "top1", "ppl", "needle", "gemm_speedup", "bits_per_weight", "model_bytes", "finished")
 NOTE_LENGTH = 2_000  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A run's row on the leaderboard. A value of None was not measured, and is never ranked."""
-
-    run: str
-    model: str
-    recipe: str
-    preset: str | None
-    state: str
-    owner: str
-    backend: str | None
-    device: str | None
-    ppl: float | None = None
-    ln_ppl_diff: float | None = None
-    ln_ppl_diff_low: float | None = None
-    ln_ppl_diff_high: float | None = None
-    kld: float | None = None
-    kld_low: float | None = None
-    kld_high: float | None = None
-    kld_noise_floor: float | None = None  # of the baseline: its own weights in float32
-    top1: float | None = None
-    needle: float | None = None
-    gemm_speedup: float | None = None
-    bits_per_weight: float | None = None
-    coverage: float | None = None
-    uncast_share: float | None = None  # of the blocks' matrix weights; None where the recipe casts no Linear
-    model_bytes: float | None = None
-    weight_sqnr_db: float | None = None
-    rank: int | None = None  # by KLD within the group and backend; ties by interval are said, not ranked
-    study: str = ""
-    corpus: str = ""
-    windows: int = 0
-    window_length: int = 0
-    method: str = ""  # of the quality numbers
-    group: str = ""
-    error: str | None = None
-    created: str = ""  # ISO 8601, UTC
-    finished: str = ""
-    pinned: bool = False
-    note: str = ""
-    note_by: str = ""
-    note_at: str = ""
-    device_kind: str | None = None  # "cpu" or "cuda"
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        return self.preset or self.recipe
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for the unquantized run."""
-        return self.preset == BASELINE
-
-    @property
-    def is_partly_cast(self) -> bool:
-        """True where more than a tenth of the blocks' matrix weights stayed as they were: its KLD is not the recipe's.
-
-        >>> Standing("1", "m", "r", None, "finished", "a", None, None, uncast_share=0.8).is_partly_cast
-        True
-        """
-        return self.uncast_share is not None and self.uncast_share > MOST_UNCAST
-
-    @property
-    def is_within_noise(self) -> bool:
-        """True where the KLD's interval reaches down to the noise floor: rounding alone may do as much."""
-        known = self.kld_low is not None and self.kld_noise_floor is not None
-        return known and not self.is_baseline and (self.kld_low or 0.0) <= (self.kld_noise_floor or 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which rows, in which order: each field narrows, and an empty one does not."""
-
-    states: tuple[str, ...] = ()
-    ids: tuple[str, ...] | None = None
-    groups: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    owners: tuple[str, ...] = ()
-    studies: tuple[str, ...] = ()
-    formats: tuple[str, ...] = ()
-    tiles: tuple[str, ...] = ()
-    search: str = ""
-    pins: tuple[bool, ...] = ()
-    sort: str = "kld"
-    order: str = "ascending"
-    limit: int | None = None
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs that may be ranked together, of one backend: what they share and how many there are."""
-
-    key: str
-    backend: str
-    count: int
-    newest: str  # ISO 8601, UTC
-    model: str
-    corpus: str
-    windows: int
-    window_length: int
-    device: str | None
-    method: str = ""  # of the quality numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Facets:
-    """What the rows of a choice can be narrowed by."""
-
-    formats: tuple[str, ...]
-    tiles: tuple[str, ...]
-    owners: tuple[str, ...]
-    studies: tuple[str, ...]  # the newest
 
 
 def first_standing(run: RunTable, study: str) -> StandingTable:
@@ -223,6 +103,7 @@ def rows(session: Session, choice: Choice) -> list[Standing]:
     wanted = wanted.order_by(*_order(choice)).limit(choice.limit).offset(choice.offset or None)
     query = (
         select(*_ROW, RunTable.state, RunTable.error, ranks.c.rank)
+        .select_from(StandingTable)
         .join(RunTable, RunTable.id == StandingTable.run_id)
         .outerjoin(ranks, ranks.c.run_id == StandingTable.run_id)
         .where(StandingTable.run_id.in_(wanted))
@@ -243,7 +124,8 @@ def newest_by_recipe(session: Session, groups: Sequence[str]) -> list[Standing]:
     last = select(*kind, func.max(s.finished_at).label("finished_at")).where(s.group_key.in_(groups))
     newest = last.where(s.finished_at.is_not(None)).group_by(*kind).subquery("newest")
     same = [newest.c[column.key] == column for column in (*kind, s.finished_at)]
-    query = select(*_ROW).join(newest, and_(*same)).order_by(s.kld.nulls_last(), s.created_at)
+    query = select(*_ROW).select_from(s).join(RunTable, RunTable.id == s.run_id).join(newest, and_(*same))
+    query = query.order_by(s.kld.nulls_last(), s.created_at)
     found: dict[tuple[str, str | None, str], Standing] = {}
     for row in session.execute(query):
         found.setdefault((row.group_key, row.backend, row.recipe), _standing(row))
@@ -258,14 +140,17 @@ def groups(session: Session) -> list[Group]:
     sizes = sizes.where(s.finished_at.is_not(None)).group_by(*kind)
     found = sizes.subquery("sizes")
     example = select(one.run_id).where(one.group_key == found.c.group_key, one.backend == found.c.backend).limit(1)
-    query = select(found.c.size, found.c.newest, s).join(s, s.run_id == example.scalar_subquery())
+    query = select(found.c.size, found.c.newest, s, RunTable.model_hash, RunTable.corpus_hash)
+    query = (
+        query.select_from(found).join(s, s.run_id == example.scalar_subquery()).join(RunTable, RunTable.id == s.run_id)
+    )
     query = query.order_by(found.c.size.desc(), found.c.newest.desc())
     return [
         Group(
             row.group_key, row.backend or "", size, _iso(newest), row.model, row.corpus, row.windows,
-            row.window_length, row.device, row.method,
+            row.window_length, row.device, row.method, model_hash or "", corpus_hash or "",
         )
-        for size, newest, row in session.execute(query)
+        for size, newest, row, model_hash, corpus_hash in session.execute(query)
     ]  # fmt: skip
 
 
@@ -284,26 +169,44 @@ def facets(session: Session, groups: Sequence[str], *, studies: int) -> Facets:
 
 
 def front(session: Session, choice: Choice, x: str, better: str) -> list[Standing]:
-    """The Pareto front of a choice: rows that no other beats in both KLD and `x`, the lowest KLD first."""
+    """The Pareto front of a choice: rows that no other beats in both KLD and `x`, the lowest KLD first.
+
+    At the noise floor all KLDs are equal. Baselines are left out: they are what the rest is measured against.
+    """
     column = getattr(StandingTable, x)
     value = -column if better == "lower" else column
-    before = func.max(value).over(order_by=(StandingTable.kld, value.desc()), rows=(None, -1))
-    known = (StandingTable.kld <= LARGEST, StandingTable.kld > 0, column.is_not(None))
+    before = func.max(value).over(order_by=(_divergence(), value.desc()), rows=(None, -1))
+    known = (StandingTable.kld <= LARGEST, StandingTable.backend != BASELINE_BACKEND, column.is_not(None))
     judged = select(StandingTable.run_id, value.label("value"), before.label("before"))
     judged = judged.where(*_where(choice), *known)
     inner = judged.subquery("judged")
     best = select(inner.c.run_id).where(or_(inner.c.before.is_(None), inner.c.value > inner.c.before))
-    found = select(*_ROW).where(StandingTable.run_id.in_(best)).order_by(StandingTable.kld)
+    found = select(*_ROW).select_from(StandingTable).join(RunTable, RunTable.id == StandingTable.run_id)
+    found = found.where(StandingTable.run_id.in_(best)).order_by(StandingTable.kld)
     return [_standing(row) for row in session.execute(found)]
+
+
+def _divergence() -> ColumnElement[float]:
+    """`Standing.divergence`, in the database."""
+    s = StandingTable
+    floor = func.coalesce(s.kld_noise_floor, 0.0)
+    return case((or_(s.kld <= floor, s.kld <= 0.0), 0.0), else_=s.kld)
+
+
+def _leaving_out() -> list[ColumnElement[bool]]:
+    """`board.leaves_out`, in the database: recipes' texts are canonical."""
+    recipe = StandingTable.recipe
+    return [recipe.contains(" skip="), recipe.contains("]=bf16"), recipe.startswith("kv="), recipe.startswith("attn=")]
 
 
 def _ranks(choice: Choice) -> Select[str, int]:
     """Rank by KLD within group and backend, over the choice's groups."""
     s = StandingTable
-    rank = func.rank().over(partition_by=(s.group_key, s.backend), order_by=s.kld).label("rank")
+    rank = func.rank().over(partition_by=(s.group_key, s.backend), order_by=_divergence()).label("rank")
     ranked: Select[str, int] = select(s.run_id, rank).where(
         s.finished_at.is_not(None), s.kld <= LARGEST, s.backend.is_not(None), s.backend != BASELINE_BACKEND
     )
+    ranked = ranked.where(or_(s.uncast_share.is_(None), s.uncast_share <= MOST_UNCAST, *_leaving_out()))
     if choice.groups:
         return ranked.where(s.group_key.in_(choice.groups))
     if choice.ids is not None:
@@ -342,16 +245,22 @@ def _order(choice: Choice) -> tuple[Any, ...]:
     return (way.nulls_last(), s.created_at, s.run_id)
 
 
-_SAME = ("model", "recipe", "preset", "owner", "backend", "device", "device_kind", "study", "corpus", "windows",
-         "window_length", "method", "pinned", "note", "note_by", *COPIED)  # fmt: skip
-_ROW = tuple(getattr(StandingTable, name) for name in (*_SAME, "run_id", "group_key", "created_at", "finished_at",
-                                                       "note_at"))  # fmt: skip
+_SAME = (
+    "model", "recipe", "preset", "owner", "backend", "device", "device_kind", "study", "corpus", "windows",
+    "window_length", "method", "pinned", "note", "note_by", *COPIED,
+)  # fmt: skip
+_ROW = (
+    *(getattr(StandingTable, name) for name in (*_SAME, "run_id", "group_key", "created_at", "finished_at", "note_at")),
+    RunTable.model_hash,
+    RunTable.corpus_hash,
+)
 
 
 def _standing(row: Any, state: str = "finished", error: str | None = None, rank: int | None = None) -> Standing:
     return Standing(
         run=row.run_id, state=state, error=error, rank=rank, group=row.group_key, created=_iso(row.created_at),
-        finished=_iso(row.finished_at), note_at=_iso(row.note_at), **{name: getattr(row, name) for name in _SAME},
+        finished=_iso(row.finished_at), note_at=_iso(row.note_at), model_hash=row.model_hash or "",
+        corpus_hash=row.corpus_hash or "", **{name: getattr(row, name) for name in _SAME},
     )  # fmt: skip
 
 

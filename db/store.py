@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from db import standings, submissions
+from db.board import Choice, Facets, Group, Standing
 from db.opened import engine_of, migrate, sentences
 from db.pulse import Pulse, database_now
 from db.records import ROW_TABLES, record_of, request_of
@@ -26,7 +27,7 @@ from db.rows import (
     Study,
     Worker,
 )
-from db.standings import NOTE_LENGTH, Choice, Facets, Group, Standing
+from db.standings import NOTE_LENGTH
 from db.tables import (
     LayerTable,
     MeasurementTable,

@@ -4,21 +4,24 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8dash.stats import (
     Difference,
+    hits_difference,
     holm,
+    judged,
     look_confidence,
     looks,
     mcnemar,
     paired_difference,
+    pairs,
     pareto_front,
     t_quantile,
     t_tail,
-    told_apart,
     windows_to_settle,
+    windows_to_tell,
 )
 
 
@@ -94,7 +97,7 @@ def test_the_windows_that_are_named_settle_a_tie_four_times_in_five():
 
 def test_what_is_settled_needs_no_windows_and_what_never_differs_cannot_be():
     assert windows_to_settle(Difference(1.0, 0.5, 1.5, p=0.01, windows=8, spread=1.0)) == 0
-    assert windows_to_settle(Difference(1.0, 0.5, 1.5, p=0.01, windows=8, spread=1.0), family=28) > 0
+    assert windows_to_settle(Difference(1.0, 0.5, 1.5, p=0.01, windows=8, spread=1.0).at(1 - 0.05 / 28)) > 0
     assert windows_to_settle(paired_difference([1.0] * 8, [1.0] * 8)) is None
     assert windows_to_settle(paired_difference([1.0, 2.0], [0.0, 0.0])) is None
 
@@ -120,7 +123,8 @@ def test_the_leader_of_many_equals_is_rarely_called_better():
         runs = (0.5 * rng.standard_normal(16) + rng.standard_normal((10, 16))).tolist()  # they share difficulty
         leader = min(range(10), key=lambda i: sum(runs[i]))
         others = runs[:leader] + runs[leader + 1 :]
-        wrong += any(told_apart([paired_difference(run, runs[leader], seed=trial) for run in others]))
+        behind = [paired_difference(run, runs[leader], seed=trial) for run in others]
+        wrong += any(not difference.is_tie for difference in judged(behind, family=pairs(10)))
     assert wrong <= 17  # 10 in 200, and two standard errors of 3.1
 
 
@@ -162,6 +166,58 @@ def test_samples_of_unequal_length_are_refused():
         paired_difference([1.0], [1.0, 2.0])
 
 
+@settings(deadline=None)  # a busy machine is no fault
+@given(
+    st.integers(4, 40), st.integers(1, 3), st.floats(-2.0, 2.0).filter(lambda x: abs(x) > 1e-6),
+    st.floats(-3.0, 3.0), st.sampled_from([0.0, 1e-12, 1e-6, 1e-3]), st.integers(0, 3),
+)  # fmt: skip
+def test_where_few_windows_differ_the_interval_stays_within_reach_of_the_data(n, odd, step, level, noise, seed):
+    """Resamples without the odd windows vary by rounding alone, or next to nothing: they must not decide the width."""
+    odd = min(odd, n - 2)
+    theirs = [level] * n
+    ours = [level + noise * (i % 3) for i in range(n - odd)] + [level + step] * odd
+    found = paired_difference(ours, theirs, neighbours=0, seed=seed)
+    span = max(x - level for x in [*ours, level]) - min(x - level for x in [*ours, level])
+    assert found.mean - 5 * span <= found.low <= found.mean <= found.high <= found.mean + 5 * span
+    mirrored = paired_difference([2 * level - x for x in ours], theirs, neighbours=0, seed=seed)
+    assert mirrored.low == pytest.approx(-found.high, abs=1e-6 * span + 1e-12)
+
+
+def test_one_window_that_differs_among_ten_is_no_difference_of_millions():
+    found = paired_difference([0.5] * 9 + [1.0], [0.5] * 10, neighbours=0)
+    assert found.mean == pytest.approx(0.05) and -0.1 < found.low < 0.0 < found.high < 1.0
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(st.lists(st.lists(st.floats(-1, 1), min_size=8, max_size=8), min_size=1, max_size=6))
+def test_a_verdict_is_what_the_interval_beside_it_says(runs):
+    """Holm's procedure by p and the interval at each verdict's own level never disagree."""
+    found = [paired_difference(run, [0.0] * 8) for run in runs]
+    family = pairs(len(runs) + 1)
+    fallen = holm([difference.p for difference in found], family=family)
+    assert [not difference.is_tie for difference in judged(found, family=family)] == fallen
+
+
+def test_an_open_comparison_says_how_many_windows_would_do():
+    """Four windows of twelve times the divergence: not tied, and not apart."""
+    rng = np.random.default_rng(9)
+    few = paired_difference((0.6 + 0.6 * rng.standard_normal(4)).tolist(), [0.0] * 4).at(1 - 0.05 / 21)
+    assert few.outcome(margin=0.054) == "open" and few.outcome(margin=10.0) == "tied"
+    more = windows_to_tell(few, margin=0.054)
+    many = paired_difference((0.6 + 0.6 * rng.standard_normal(4 + more)).tolist(), [0.0] * (4 + more))
+    assert many.at(1 - 0.05 / 21).outcome(margin=0.054) == "apart"
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_hits_that_chance_alone_may_make_so_are_tied_by_their_interval(pairs_of_hits):
+    ours, theirs = zip(*pairs_of_hits, strict=True)
+    found = hits_difference(ours, theirs)
+    assert found.low <= found.mean <= found.high
+    if mcnemar(ours, theirs) > 0.05:
+        assert found.is_tie
+
+
 def test_t_quantiles_are_the_tables():
     for df, expected in ((3, 3.182), (7, 2.365), (15, 2.131), (31, 2.040), (100, 1.984)):
         assert t_quantile(0.975, df) == pytest.approx(expected, rel=3e-4)
@@ -173,6 +229,7 @@ def test_one_needle_more_is_a_tie_and_ten_are_not():
     assert mcnemar([True] * 10, [False] * 10) < 0.01
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.tuples(st.floats(), st.floats())))
 def test_the_front_is_what_nothing_beats(points):
     front = pareto_front(points)

@@ -1,23 +1,23 @@
 """Standings and comparisons from stored rows, and their CSV, Parquet, Markdown and JSON. No torch, no streamlit.
 
-Numbers are ranked only among runs that share a `group`: model, corpus, windows, method and device; and a backend. A
-baseline belongs to both backends, since nothing in it is cast.
+Numbers are ranked only among runs that share a `group`: model and corpus by their contents, windows, method and device;
+and a backend. A baseline belongs to both backends, since nothing in it is cast.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from db.board import BASELINE_BACKEND as BASELINE_BACKEND
+from db.board import Choice
+from db.board import Standing as Standing
 from db.rows import FINISHED, STATES
-from db.standings import BASELINE_BACKEND as BASELINE_BACKEND
-from db.standings import Choice
-from db.standings import Standing as Standing
 from db.store import Store
 from fp8dash.choose.metrics import METRICS, Metric
 from fp8dash.choose.records import LOWER, NEITHER, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
-from fp8dash.stats import SPEED_TIE, Difference, hits_tie, paired_difference, pairs, told_apart, windows_to_settle
+from fp8dash.report.contest import BY_WINDOW, contest, is_measured, read_alike
+from fp8dash.stats import SPEED_TIE, Difference, hits_tie
 
 PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: what bears on its numbers
     "versions of fp8dash": lambda facts: facts.get("versions", {}).get("fp8dash"),
@@ -28,22 +28,25 @@ PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: 
     "numbers of threads": lambda facts: facts.get("threads"),
     "seeds": lambda facts: facts.get("seed"),
 }
-
-
-BY_WINDOW = {"kld": "kld", "ln_ppl_diff": "nll", "ppl": "nll", "top1": "top1"}  # metrics, and a window's field of each
-
-
-MOST_WINDOWS = 100_000  # that a request may ask for
+NOT_FOR_ALL = "not measured for every run"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One metric over the compared runs: values, the best ones' indices, and whether that is a tie."""
+    """One metric over the compared runs: who is best, who is tied with it, and whom windows cannot tell from it."""
 
     metric: Metric
     values: tuple[float | None, ...]
-    best: tuple[int, ...]  # more than one: tied
-    note: str = ""
+    best: tuple[int, ...]  # indices; more than one: tied. Empty where nobody leads, and `why` says the reason
+    open: tuple[int, ...] = ()  # too few windows to tell them from the best
+    more: int | None = None  # windows that would settle ties and open comparisons
+    why: str = ""
+    behind: tuple[Difference | None, ...] = ()  # each run minus the best, at the level of its verdict; None: not judged
+
+    @property
+    def is_tied(self) -> bool:
+        """True where several runs are best."""
+        return len(self.best) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +60,20 @@ class Comparison:
 
 def standings(store: Store, *, states: Sequence[str] = (FINISHED,), ids: Sequence[str] | None = None) -> list[Standing]:
     """All rows, or those of some runs: by group, within a group by KLD."""
-    found = store.standings(Choice(states=tuple(states), ids=None if ids is None else tuple(ids)))
-    return sorted(found, key=lambda row: row.group)
+    rows = store.standings(Choice(states=tuple(states), ids=None if ids is None else tuple(ids)))
+    return sorted(rows, key=lambda row: row.group)
 
 
 def comparison(store: Store, run_ids: Sequence[str]) -> Comparison:
     """Two to six runs compared metric by metric; raises InvalidChoice for fewer, more or unknown ones."""
     if not 2 <= len(run_ids) <= 6:
         raise InvalidChoice(f"{len(run_ids)} runs are chosen: choose two to six to compare.")
-    found = {row.run: row for row in standings(store, states=STATES, ids=run_ids)}
-    if missing := [run_id for run_id in run_ids if run_id not in found]:
+    by_run = {row.run: row for row in standings(store, states=STATES, ids=run_ids)}
+    if missing := [run_id for run_id in run_ids if run_id not in by_run]:
         raise InvalidChoice(
             f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
         )
-    rows = tuple(found[run_id] for run_id in run_ids)
+    rows = tuple(by_run[run_id] for run_id in run_ids)
     windows, needles = store.windows(run_ids), store.needle_cells(run_ids)
     verdicts = [_verdict(metric, rows, windows, needles) for metric in METRICS.values()]
     facts = {run.id: run.facts for run in store.runs(ids=run_ids)}
@@ -85,68 +88,53 @@ def unlike(rows: Sequence[Standing], facts: Sequence[dict[str, Any]]) -> tuple[s
 def _verdict(
     metric: Metric,
     rows: Sequence[Standing],
-    windows: dict[str, list[Window]],
-    needles: dict[str, list[NeedleCell]],
+    windows: Mapping[str, Sequence[Window]],
+    needles: Mapping[str, Sequence[NeedleCell]],
 ) -> Verdict:
     values = tuple(getattr(row, metric.name) for row in rows)
-    known = [i for i, value in enumerate(values) if value is not None and math.isfinite(value)]
-    if metric.name == "needle" and len({frozenset(c.key for c in needles[rows[i].run]) for i in known}) > 1:
-        return Verdict(metric, values, (), "different needles")
-    if metric.better == NEITHER or len(known) < 2:
-        return Verdict(metric, values, (), "" if len(known) == len(rows) else "not measured for every run")
-    sign = 1 if metric.better == LOWER else -1
-    lead = min(known, key=lambda i: sign * values[i])
+    measured = [i for i in range(len(rows)) if is_measured(rows[i], metric.name)]
+    if why := _not_ranked(metric, [rows[i] for i in measured], len(rows), needles):
+        return Verdict(metric, values, (), why=why)
     if metric.name in BY_WINDOW:
-        others = [rows[i] for i in known if i != lead and values[i] != values[lead]]
-        apart, more = leading(rows[lead], others, windows, BY_WINDOW[metric.name])
-        best, note = [i for i in known if rows[i].run not in apart], settling(more)
-    else:
-        best, note = [i for i in known if i == lead or _tied(metric, rows[lead], rows[i], needles)], ""
-    note = f"tied{note}" if len(best) > 1 else ""
-    return Verdict(metric, values, tuple(sorted(best)), note)
+        return _by_window(metric, rows, values, measured, windows)
+    sign = 1 if metric.better == LOWER else -1
+    lead = min(measured, key=lambda i: sign * values[i])
+    best = [i for i in measured if i == lead or _tied(metric, rows[lead], rows[i], needles)]
+    return Verdict(metric, values, tuple(best))
 
 
-def leading(
-    leader: Standing, others: Sequence[Standing], windows: Mapping[str, Sequence[Window]], field: str
-) -> tuple[set[str], int | None]:
-    """The runs that differ from the leader, all of them with 95 % together, and how many windows would settle the rest.
-
-    Windows are paired where text, cut and method are the same; runs that share none differ.
-    """
-    found = {row.run: window_difference(leader, row, windows, field) for row in others}
-    known = {run: difference for run, difference in found.items() if difference}
-    fallen = dict(zip(known, told_apart(list(known.values())), strict=True))
-    apart = {run for run in found if fallen.get(run, True)}
-    tied = [windows_to_settle(known[run], family=pairs(len(known) + 1)) for run in found if run not in apart]
-    return apart, max((more for more in tied if more is not None), default=None)
-
-
-def settling(more: int | None) -> str:
-    """What a tie needs, to be said after it.
-
-    >>> settling(1204), settling(10**7), settling(None)
-    ('; about 1,204 more windows would settle it', '; more than 100,000 windows would be needed to settle it', '')
-    """
-    if not more:
-        return ""
-    if more > MOST_WINDOWS:
-        return f"; more than {MOST_WINDOWS:,} windows would be needed to settle it"
-    return f"; about {more:,} more windows would settle it"
+def _by_window(
+    metric: Metric, rows: Sequence[Standing], values: tuple[float | None, ...], measured: Sequence[int],
+    windows: Mapping[str, Sequence[Window]],
+) -> Verdict:  # fmt: skip
+    """The verdict of the judge of all boards."""
+    found = contest([rows[i] for i in measured], windows, metric.name)
+    lead = found.leader.run if found.leader else ""
+    outcomes = {row.run: found.outcome_of(row.run) for row in rows}
+    behind = {rival.row.run: None if rival.at_floor else rival.difference for rival in found.rivals}
+    best = tuple(i for i in measured if rows[i].run == lead or outcomes[rows[i].run] == "tied")
+    undecided = tuple(i for i in measured if outcomes[rows[i].run] == "open")
+    return Verdict(
+        metric, values, best, undecided, found.more, behind=tuple(behind.get(row.run) for row in rows)
+    )  # fmt: skip
 
 
-def window_difference(
-    a: Standing, b: Standing, windows: Mapping[str, Sequence[Window]], field: str
-) -> Difference | None:
-    """The mean of b minus a over the windows that both runs read; None where they read none alike."""
-    alike = (a.corpus, a.window_length, a.method) == (b.corpus, b.window_length, b.method)
-    shared = list(zip(windows.get(a.run, ()), windows.get(b.run, ()), strict=False)) if alike else []
-    if not shared:
-        return None
-    ours, theirs = ([getattr(window, field) for window in side] for side in zip(*shared, strict=True))
-    return paired_difference(theirs, ours, weights=[window.tokens for window, _ in shared])
+def _not_ranked(
+    metric: Metric, rows: Sequence[Standing], count: int, needles: Mapping[str, Sequence[NeedleCell]]
+) -> str:  # fmt: skip
+    """Why nobody leads in a metric among the rows that have it; empty where somebody does."""
+    if metric.better == NEITHER or len(rows) < 2:
+        return "" if len(rows) == count else NOT_FOR_ALL
+    if len({row.model_content for row in rows}) > 1:
+        return "different models"
+    if metric.name in BY_WINDOW and not all(read_alike(rows[0], row) for row in rows):
+        return "different texts or windows"
+    if metric.name == "needle" and len({frozenset(c.key for c in needles[row.run]) for row in rows}) > 1:
+        return "different needles"
+    return ""
 
 
-def _tied(metric: Metric, a: Standing, b: Standing, needles: dict[str, list[NeedleCell]]) -> bool:
+def _tied(metric: Metric, a: Standing, b: Standing, needles: Mapping[str, Sequence[NeedleCell]]) -> bool:
     left, right = getattr(a, metric.name), getattr(b, metric.name)
     if left == right:
         return True
@@ -158,27 +146,37 @@ def _tied(metric: Metric, a: Standing, b: Standing, needles: dict[str, list[Need
 
 
 def _unlike(rows: Sequence[Standing]) -> tuple[str, ...]:
-    said = []
-    for field, what in (
-        ("model", "models"),
-        ("corpus", "corpora"),
-        ("device", "devices"),
-        ("method", "methods"),
-    ):
+    sentences = [*_contents(rows, "models", "model"), *_contents(rows, "corpora", "corpus")]
+    for field, what in (("device", "devices"), ("method", "methods")):
         if len(names := {str(getattr(row, field)) for row in rows}) > 1:
-            said.append(f"Different {what}: {', '.join(sorted(names))}.")
+            sentences.append(f"Different {what}: {', '.join(sorted(names))}.")
     if len({(row.windows, row.window_length) for row in rows}) > 1:
-        said.append("Different windows: their perplexities are not on one scale.")
+        sentences.append("Different windows: their perplexities are not on one scale.")
     if len(backends := {row.backend for row in rows} - {BASELINE_BACKEND, None}) > 1:
-        said.append(f"Different backends: {', '.join(sorted(str(b) for b in backends))}.")
-    return tuple(said)
+        sentences.append(f"Different backends: {', '.join(sorted(str(b) for b in backends))}.")
+    return tuple(sentences)
+
+
+def _contents(rows: Sequence[Standing], what: str, field: str) -> list[str]:
+    """Different models or corpora by name, and names whose contents differ from run to run."""
+    hashes: dict[str, set[str]] = {}
+    for row in rows:
+        hashes.setdefault(str(getattr(row, field)), set()).add(getattr(row, f"{field}_hash"))
+    sentences = [f"Different {what}: {', '.join(sorted(hashes))}."] if len(hashes) > 1 else []
+    for name, of_name in sorted(hashes.items()):
+        if len(contents := sorted(of_name - {""})) > 1:
+            sentences.append(
+                f"Different {what} under one name, {name}: its contents changed between the runs "
+                f"(SHA-256 {', '.join(content[:12] for content in contents)})."
+            )
+    return sentences
 
 
 def _made_unlike(facts: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """What made the runs, where it differs: versions, driver, threads, seed. What was not told is no difference."""
-    said = []
+    sentences = []
     for what, read in PROVENANCE.items():
-        known = {str(value) for found in facts if (value := read(found)) not in (None, "")}
-        if len(known) > 1:
-            said.append(f"Different {what}: {', '.join(sorted(known))}.")
-    return tuple(said)
+        values = {str(value) for of_run in facts if (value := read(of_run)) not in (None, "")}
+        if len(values) > 1:
+            sentences.append(f"Different {what}: {', '.join(sorted(values))}.")
+    return tuple(sentences)

@@ -6,14 +6,17 @@ import io
 import json
 import math
 import typing
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from db.standings import BASELINE_BACKEND as BASELINE_BACKEND
-from db.standings import Standing as Standing
+from db.board import BASELINE_BACKEND as BASELINE_BACKEND
+from db.board import Standing as Standing
+from db.rows import FINISHED
 from fp8dash.choose.metrics import METRICS, Metric
-from fp8dash.report.numbers import DASH, heading, inert, shown, signed
+from fp8dash.report.contest import interval_of
+from fp8dash.report.numbers import DASH, heading, inert, shown
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Standing))
 
@@ -78,35 +81,53 @@ def to_parquet(rows: Sequence[Standing]) -> bytes:
 
 
 def to_markdown(rows: Sequence[Standing]) -> str:
-    """A table to paste into a review."""
-    titles = [
-        "Rank",
-        "Recipe",
-        *(heading(m) for m in METRICS.values()),
-        "Backend",
-    ]
+    """A table for each group of runs that may be ranked together, to paste into a review.
+
+    Only finished runs are in it; how many are not is said beneath.
+    """
+    finished = [row for row in rows if row.state == FINISHED]
+    groups: dict[str, list[Standing]] = {}
+    for row in finished:
+        groups.setdefault(row.group, []).append(row)
+    blocks = []
+    for of_group in groups.values():
+        title = [f"{_setting(of_group[0])}\n"] if len(groups) > 1 else []
+        blocks.append("\n".join([*title, *_lines(of_group)]) + "\n")
+    states = Counter(row.state for row in rows if row.state != FINISHED)
+    if states:
+        left_out = ", ".join(f"{count} {state}" for state, count in states.items())
+        blocks.append(f"Not in the table: {left_out}.\n")
+    return "\n".join(blocks or ["No run has finished yet.\n"])
+
+
+def _setting(row: Standing) -> str:
+    """What a group of runs shares."""
+    contents = f" ({row.model_hash[:12]})" if row.model_hash else ""
+    windows = f"{row.windows} windows of {row.window_length} tokens"
+    return _inert_cell(f"{row.model}{contents} on {row.corpus}, {windows}, {row.device or 'device unknown'}")
+
+
+def _lines(rows: Sequence[Standing]) -> list[str]:
+    titles = ["Rank", "Recipe", *(heading(metric) for metric in METRICS.values()), "Backend"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         cells = [
             DASH if row.rank is None else str(row.rank),
             row.name,
-            *(_written(row, m) for m in METRICS.values()),
+            *(_written(row, metric) for metric in METRICS.values()),
             row.backend or DASH,
         ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append("| " + " | ".join(map(_inert_cell, cells)) + " |")
+    return lines
+
+
+def _inert_cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _written(row: Standing, metric: Metric) -> str:
-    text, bounds = shown(metric, getattr(row, metric.name)), interval(row)
+    text, bounds = shown(metric, getattr(row, metric.name)), interval_of(row)
     return f"{text} {bounds}" if metric.name == "ln_ppl_diff" and bounds else text
-
-
-def interval(row: Standing) -> str:
-    """The 95 % interval of Δ ln PPL, or nothing."""
-    if row.ln_ppl_diff_low is None or row.ln_ppl_diff_high is None:
-        return ""
-    return f"[{signed(row.ln_ppl_diff_low)}, {signed(row.ln_ppl_diff_high)}]"
 
 
 def _json(value: Any) -> Any:

@@ -15,7 +15,7 @@ from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import InvalidChoice
 from fp8dash.report.comparison import BASELINE_BACKEND, Standing
-from fp8dash.report.numbers import signed, three
+from fp8dash.report.numbers import DASH, signed, three
 
 GRADIENTS = ("gradient_sqnr_db_e4m3fn", "gradient_sqnr_db_e5m2")
 KV_BYTES = "kv_bytes_per_token"
@@ -51,7 +51,9 @@ Said = tuple[str, list[Standing]] | None
 
 def _peers(rows: Sequence[Standing]) -> Iterator[list[Standing]]:
     """Finished rows that may be compared, each baseline in every group of its own; the newest group last."""
-    kept = sorted((row for row in rows if row.state == "finished"), key=lambda row: row.created)
+    kept = sorted(
+        (row for row in rows if row.state == "finished" and not row.is_partly_cast), key=lambda row: row.created
+    )
     groups: dict[tuple[str, str], list[Standing]] = {}
     for row in kept:
         groups.setdefault((row.group, str(row.backend)), []).append(row)
@@ -72,12 +74,12 @@ def _named(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
 
 def _klds(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
     found = _named(peers, *names)
-    return found if found and all(row.kld and row.kld > 0 for row in found) else None
+    return found if found and all(row.kld is not None and math.isfinite(row.kld) for row in found) else None
 
 
 def _times(a: float | None, b: float | None) -> str:
-    """a over b."""
-    return f"{(a or math.nan) / (b or math.nan):.2f}×"
+    """a over b, with its sign; a dash where that is no number, as beside a loss of nothing."""
+    return f"{a / b:.2f}×" if a is not None and b is not None and a > 0 and b > 0 else DASH
 
 
 def _compared(first: str, second: str) -> Callable[[Sequence[Standing], Extras], Said]:
@@ -88,7 +90,9 @@ def _compared(first: str, second: str) -> Callable[[Sequence[Standing], Extras],
         if not found:
             return None
         a, b = found
-        return f"{first} loses {three(a.kld)} nats (KLD), {_times(a.kld, b.kld)} {second}’s {three(b.kld)}.", found
+        ratio = _times(a.kld, b.kld)
+        beside = f"{ratio} {second}’s {three(b.kld)}" if ratio != DASH else f"{second} {three(b.kld)}"
+        return f"{first} loses {three(a.kld)} nats (KLD), {beside}.", found
 
     return look
 
@@ -113,8 +117,8 @@ def _tiles(peers: Sequence[Standing], _: Extras) -> Said:
         return None
     whole8, row8, whole, row = (r.kld for r in found)
     return (
-        f"One scale a tensor instead of one a row multiplies INT8’s KLD by {_times(whole8, row8)[:-1]} and E4M3’s by "
-        f"{_times(whole, row)[:-1]}."
+        f"One scale a tensor instead of one a row: {_times(whole8, row8)} the KLD of INT8, {_times(whole, row)} that "
+        "of E4M3."
     ), found
 
 
@@ -124,7 +128,7 @@ def _integers(peers: Sequence[Standing], _: Extras) -> Said:
         return None
     a, b = found
     text = f"Weights per channel: INT8 {three(a.weight_sqnr_db)} dB SQNR, E4M3 {three(b.weight_sqnr_db)} dB"
-    return text + (f"; KLD {three(a.kld)} against {three(b.kld)} nats." if a.kld and b.kld else "."), found
+    return text + (f"; KLD {three(a.kld)} against {three(b.kld)} nats." if None not in (a.kld, b.kld) else "."), found
 
 
 def _parsed(row: Standing) -> Recipe | None:
@@ -138,8 +142,9 @@ def _head(peers: Sequence[Standing], _: Extras) -> Said:
     """A recipe with the head cast beside the same without."""
     for row in reversed(peers):
         recipe = _parsed(row)
-        if recipe and "lm_head" in recipe.also and row.kld:
-            plain = next((p for p in reversed(peers) if p.recipe == _without_head(recipe).text and p.kld), None)
+        if recipe and "lm_head" in recipe.also and row.kld is not None:
+            bare = _without_head(recipe).text
+            plain = next((p for p in reversed(peers) if p.recipe == bare and p.kld is not None), None)
             if plain:
                 return f"Casting the head too: KLD {three(row.kld)} instead of {three(plain.kld)} nats.", [row, plain]
     return None
@@ -151,7 +156,8 @@ def _without_head(recipe: Recipe) -> Recipe:
 
 
 def _attention(peers: Sequence[Standing], _: Extras) -> Said:
-    found = [r for r in peers if (p := _parsed(r)) and p.attention and not p.casts_linears and not p.kv and r.kld]
+    found = [r for r in peers if (p := _parsed(r)) and p.attention and not p.casts_linears and not p.kv]
+    found = [row for row in found if row.kld is not None]
     return (
         (f"Attention’s products alone in {found[-1].recipe}: KLD {three(found[-1].kld)} nats.", found[-1:])
         if found

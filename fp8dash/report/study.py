@@ -1,26 +1,26 @@
-"""A study written up: what its runs answer, by how much, how sure that is, and what cannot be said. No streamlit.
+"""A study written up: what its runs answer, by how much, how sure that is, and what stays open. No streamlit.
 
 Pure functions of what `study_evidence.py` read; `study_files.py` makes documents of what comes out. Texts are as people
 typed them: whoever shows them escapes them.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from db.rows import ACTIVE, CANCELLED, FAILED, FINISHED
 from fp8dash.choose.metrics import METRICS
 from fp8dash.choose.records import Sensitivity
-from fp8dash.report.comparison import Standing, window_difference
-from fp8dash.report.export import interval
-from fp8dash.report.numbers import DASH, heading, shown, signed, three
+from fp8dash.report.comparison import Standing
+from fp8dash.report.contest import Contest, Rival, contest, is_measured, ln_ppl_change, over, spread, window_difference
+from fp8dash.report.headline import NAMED, headline, listed
+from fp8dash.report.numbers import DASH, heading, shown, three
 from fp8dash.report.study_evidence import Evidence
-from fp8dash.stats import FEWEST_WINDOWS, Difference, told_apart
+from fp8dash.stats import FEWEST_WINDOWS, Outcome
 
-NAMED = 4  # recipes that a sentence names, at most
 BY_INTERVAL = (
-    "Paired 95 % bootstrap intervals over windows, each by itself. Tied: not told from the best with 95 % for all "
-    "pairs together (Holm)."
+    "Paired bootstrap intervals over windows, each at the level of its verdict, so that all pairs together hold with "
+    "95 % (Holm). Tied: the interval holds zero and nothing larger than the lowest KLD itself. Too few windows: it "
+    "holds zero and larger differences too."
 )
 
 
@@ -46,7 +46,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class WriteUp:
-    """The answer first, then why, then what cannot be said."""
+    """The answer first, then why, then what stays open."""
 
     title: str
     why: str
@@ -60,135 +60,76 @@ class WriteUp:
     method: str
 
 
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """Runs that may be ranked together, the best first, and each one's difference from the best, which has none."""
-
-    rows: tuple[Standing, ...]
-    behind: tuple[Difference, ...]  # of rows[1:], in nats
-
-    @property
-    def is_unsure(self) -> bool:
-        """True where windows are too few for an interval."""
-        return any(difference.low is None for difference in self.behind)
-
-    @property
-    def apart(self) -> list[tuple[Standing, Difference]]:
-        """The runs that differ from the best one, all of them with 95 % together, nearest first."""
-        fallen = told_apart(self.behind)
-        pairs = zip(self.rows[1:], self.behind, strict=True)
-        return [pair for pair, is_apart in zip(pairs, fallen, strict=True) if is_apart]
-
-    @property
-    def tied(self) -> list[Standing]:
-        """The runs that cannot be told from the best one; empty where nothing can be said."""
-        apart = {row.run for row, _ in self.apart}
-        return [] if self.is_unsure else [row for row in self.rows[1:] if row.run not in apart]
+OUTCOMES: dict[Outcome, str] = {"apart": "", "tied": ", tied", "open": ", too few windows"}
 
 
-def written(found: Evidence) -> WriteUp:
+def written(evidence: Evidence) -> WriteUp:
     """The write-up; which numbers decide is the question's."""
-    return ANSWERS.get(found.question.metric, _by_windows)(found)
+    return ANSWERS.get(evidence.question.metric, _by_windows)(evidence)
 
 
-def _by_windows(found: Evidence) -> WriteUp:
+def _by_windows(evidence: Evidence) -> WriteUp:
     """Answered by a metric that each window has: who is best, and who is tied with it."""
-    contest, others = _contest(found)
-    rows = _ordered(found, contest)
+    judged, others = _judged(evidence)
+    rows = _ordered(evidence, judged)
+    question = evidence.question
     return WriteUp(
-        found.question.question, found.question.why, _headline(found, contest), _reasons(found, contest),
-        _limits(found, contest, others), _table(found, contest, rows), heading(METRICS[found.question.metric]),
-        tuple(_bar(row) for row in contest.rows), rows, BY_INTERVAL,
+        question.question, question.why, _headline(evidence, judged), _reasons(evidence, judged),
+        _limits(evidence, judged, others), _table(evidence, judged, rows), heading(METRICS[question.metric]),
+        tuple(_bar(row) for row in judged.rows), rows, BY_INTERVAL,
     )  # fmt: skip
 
 
-def _contest(found: Evidence) -> tuple[Contest, list[Standing]]:
-    """The most runs that may be ranked together; and those that cannot be ranked with them."""
-    metric = METRICS[found.question.metric]
-    ranked = [row for row in found.rows if row.state == FINISHED and not row.is_baseline and _known(row, metric.name)]
+def _judged(evidence: Evidence) -> tuple[Contest, list[Standing]]:
+    """The most runs that may be ranked together, judged; and those that cannot be ranked with them."""
+    metric = evidence.question.metric
+    ranked = [row for row in evidence.rows if _takes_part(row) and is_measured(row, metric)]
     groups: dict[tuple[str, str], list[Standing]] = {}
     for row in ranked:
         groups.setdefault((row.group, str(row.backend)), []).append(row)
     peers = max(groups.values(), key=lambda rows: (len(rows), rows[-1].finished), default=[])
-    peers = sorted(peers, key=lambda row: getattr(row, metric.name))
-    behind = tuple(_difference(found, peers[0], row, "kld") for row in peers[1:])
-    return Contest(tuple(peers), behind), [row for row in ranked if row not in peers]
+    return contest(peers, evidence.windows, metric), [row for row in ranked if row not in peers]
 
 
-def _known(row: Standing, metric: str) -> bool:
-    value = getattr(row, metric)
-    return value is not None and math.isfinite(value)
+def _takes_part(row: Standing) -> bool:
+    return row.state == FINISHED and not row.is_baseline and not row.is_partly_cast
 
 
-def _difference(found: Evidence, best: Standing, row: Standing, field: str) -> Difference:
-    """A run's mean minus the best one's over the same windows; without an interval where they have none."""
-    known = window_difference(best, row, found.windows, field)
-    return known or Difference((row.kld or 0.0) - (best.kld or 0.0), None, None)
-
-
-def _headline(found: Evidence, contest: Contest) -> str:
+def _headline(evidence: Evidence, judged: Contest) -> str:
     """The answer in one sentence, without its full stop."""
-    metric = METRICS[found.question.metric]
-    if not contest.rows:
-        return _none_yet(found)
-    best, others = contest.rows[0], contest.rows[1:]
-    value = f"{metric.title} {shown(metric, getattr(best, metric.name))} {metric.unit}"
-    if not others:
-        return f"{best.name} costs {value}; no other recipe of this study can be compared with it yet"
-    if contest.is_unsure:
-        return f"{best.name} has the lowest {value}, but its windows are too few to tell it from the others"
-    return f"{'So far, ' if found.active else ''}{_leader(contest, value)}{_next(contest)}"
+    if not judged.rows:
+        return _none_yet(evidence)
+    return f"{'So far, ' if evidence.active and judged.rivals else ''}{headline(judged)}"
 
 
-def _none_yet(found: Evidence) -> str:
-    return f"No answer yet: {found.finished} of {len(found.rows) + len(found.missing)} runs have finished"
+def _none_yet(evidence: Evidence) -> str:
+    return f"No answer yet: {evidence.finished} of {len(evidence.rows) + len(evidence.missing)} runs have finished"
 
 
-def _leader(contest: Contest, value: str) -> str:
-    best, tied = contest.rows[0], contest.tied
-    if not tied:
-        return f"{best.name} loses least: {value}"
-    names, least = _listed([best.name, *(row.name for row in tied)]), len(tied) + 1
-    every = least == len(contest.rows)
-    who = f"{names} are tied" if least <= NAMED or not every else f"All {least} recipes are tied"
-    top = max(row.kld or 0.0 for row in tied)
-    return f"{who}{'' if every else ' for the least loss'}: {value.rsplit(' ', 1)[0]} to {three(top)} nats"
-
-
-def _next(contest: Contest) -> str:
-    """The best run that is not tied, and how far behind it is."""
-    if not contest.apart:
-        return f"; they differ by {_spread(contest.behind[-1])} nats at most"
-    row, difference = contest.apart[0]
-    return f"; next is {row.name}, {_spread(difference)} nats"
-
-
-def _spread(difference: Difference) -> str:
-    bounds = "" if difference.low is None else f" [{signed(difference.low)}, {signed(difference.high)}]"
-    return f"{signed(difference.mean)}{bounds}"
-
-
-def _reasons(found: Evidence, contest: Contest) -> tuple[str, ...]:
-    """What else one would be told of the answer, where it was measured."""
-    if not contest.rows:
+def _reasons(evidence: Evidence, judged: Contest) -> tuple[str, ...]:
+    """What else bears on the answer, where it was measured."""
+    best = judged.leader
+    if best is None:
         return ()
-    best, said = contest.rows[0], []
+    sentences = []
     if best.ln_ppl_diff is not None:
-        bounds = interval(best)
-        sure = f" {bounds}" if bounds else ", no interval from so few windows"
-        said.append(f"Against BF16, {best.name} changes ln PPL by {signed(best.ln_ppl_diff)} nats{sure}.")
-    if len(contest.rows) > 1 and found.windows[best.run]:
-        rival = contest.rows[1]
-        gap = _difference(found, best, rival, "nll")
-        if gap.low is not None:
-            how = "cannot tell it from" if gap.is_tie else "tells it from"
-            said.append(f"Perplexity {how} {rival.name}: ln PPL {_spread(gap)} nats.")
-    said += [sentence for sentence in (_smallest(contest), _fastest(contest), _worst(contest)) if sentence]
-    return tuple(said)
+        sentences.append(f"Against BF16, {best.name} changes ln PPL by {ln_ppl_change(best)}.")
+    sentences += [_perplexity(evidence, best, rival) for rival in judged.rivals[:1]]
+    sentences += [_smallest(judged), _fastest(judged), _worst(judged)]
+    return tuple(sentence for sentence in sentences if sentence)
 
 
-def _smallest(contest: Contest) -> str:
-    rows = [row for row in contest.rows if row.bits_per_weight is not None]
+def _perplexity(evidence: Evidence, best: Standing, rival: Rival) -> str:
+    """Whether perplexity tells the leader from the nearest rival, at 95 %: one comparison."""
+    gap = window_difference(best, rival.row, evidence.windows, "nll")
+    if gap is None or gap.low is None:
+        return ""
+    how = "cannot tell it from" if gap.is_tie else "tells it from"
+    return f"Perplexity {how} {rival.row.name}: ln PPL {spread(gap)} nats."
+
+
+def _smallest(judged: Contest) -> str:
+    rows = [row for row in judged.rows if row.bits_per_weight is not None]
     bits = sorted({round(row.bits_per_weight or 0.0, 3) for row in rows})
     if len(bits) < 2:
         return ""
@@ -197,8 +138,8 @@ def _smallest(contest: Contest) -> str:
     return f"Fewest bits: {best.name}, {best.bits_per_weight:.2f} a cast weight, at KLD {three(best.kld)} nats."
 
 
-def _fastest(contest: Contest) -> str:
-    rows = [row for row in contest.rows if row.gemm_speedup is not None]
+def _fastest(judged: Contest) -> str:
+    rows = [row for row in judged.rows if row.gemm_speedup is not None]
     if not rows:
         return ""
     best = max(rows, key=lambda row: row.gemm_speedup or 0.0)
@@ -210,45 +151,64 @@ def _fastest(contest: Contest) -> str:
     )
 
 
-def _worst(contest: Contest) -> str:
-    last, best = contest.rows[-1], contest.rows[0]
-    if len(contest.rows) < 3 or last not in [row for row, _ in contest.apart]:
+def _worst(judged: Contest) -> str:
+    last = judged.rivals[-1] if len(judged.rivals) > 1 else None
+    if last is None or last.outcome != "apart" or judged.leader is None:
         return ""
-    times = f", {three((last.kld or 0.0) / best.kld)}× the least" if best.kld else ""
-    return f"{last.name} loses most: KLD {three(last.kld)} nats{times}."
+    return f"{last.row.name} loses most: KLD {three(last.row.kld)} nats{over(last.row.kld, judged.leader.kld)}."
 
 
-def _limits(found: Evidence, contest: Contest, others: Sequence[Standing]) -> tuple[str, ...]:
+def _limits(evidence: Evidence, judged: Contest, others: Sequence[Standing]) -> tuple[str, ...]:
     """Why some of the question stays open."""
-    said = list(_unfinished(found))
-    if contest.is_unsure:
-        count = contest.rows[0].windows
-        said.append(f"{count} windows give no interval: {FEWEST_WINDOWS} at least are needed. Queue more of them.")
-    if others:
-        unlike = {row.backend for row in others} != {contest.rows[0].backend}
+    sentences = list(_unfinished(evidence))
+    if judged.leader and any(rival.difference and rival.difference.low is None for rival in judged.rivals):
+        count = judged.leader.windows
+        sentences.append(f"{count} windows give no interval: {FEWEST_WINDOWS} at least are needed. Queue more of them.")
+    if judged.leader and others:
+        unlike = {row.backend for row in others} != {judged.leader.backend}
         advice = " The backend “emulated” takes every recipe." if unlike else ""
-        said.append(f"Not ranked with the rest: {_listed([row.name for row in others])}.{advice}")
-    said += found.unlike
-    metric = METRICS[found.question.metric]
-    bare = [row for row in found.rows if row.state == FINISHED and not row.is_baseline and not _known(row, metric.name)]
+        sentences.append(f"Not ranked with the rest: {listed([row.name for row in others])}.{advice}")
+    sentences += evidence.unlike
+    if partly := [row.name for row in evidence.rows if row.is_partly_cast]:
+        sentences.append(f"Applied to a part of the model only, and not ranked: {listed(partly)}.")
+    metric = METRICS[evidence.question.metric]
+    bare = [row for row in evidence.rows if _takes_part(row) and not is_measured(row, metric.name)]
     if bare:
-        said.append(f"{_listed([row.name for row in bare])}: no {metric.title}, or one that is not a number.")
-    if contest.rows and all(row.gemm_speedup is None for row in contest.rows):
-        said.append("No native kernel was timed here: speed is not known.")
-    return (*said, *_scope(contest.rows))
+        sentences.append(f"{listed([row.name for row in bare])}: no {metric.title}, or one that is not a number.")
+    if judged.rows and all(row.gemm_speedup is None for row in judged.rows):
+        sentences.append("No native kernel was timed here: speed is not known.")
+    return (*sentences, *_scope(judged.rows))
 
 
-def _unfinished(found: Evidence) -> list[str]:
+def _unfinished(evidence: Evidence) -> list[str]:
     """Runs that are on the way, that ended without an answer, and that there are none of."""
-    said = []
-    if rows := [row for row in found.rows if row.state in ACTIVE]:
-        said.append(f"Not finished: {_listed([f'{row.name} ({row.state})' for row in rows])}. The answer may change.")
-    said += [f"{row.name} failed: {row.error or 'without a message'}" for row in found.rows if row.state == FAILED]
-    if rows := [row for row in found.rows if row.state == CANCELLED]:
-        said.append(f"Cancelled: {_listed([row.name for row in rows])}.")
-    if found.missing:
-        said.append(f"Not measured: {_listed(found.missing)}.")
-    return said
+    sentences = []
+    if rows := [row for row in evidence.rows if row.state in ACTIVE]:
+        sentences.append(
+            f"Not finished: {listed([f'{row.name} ({row.state})' for row in rows])}. The answer may change."
+        )
+    sentences += [
+        f"{row.name} failed: {row.error or 'without a message'}" for row in evidence.rows if row.state == FAILED
+    ]
+    if rows := [row for row in evidence.rows if row.state == CANCELLED]:
+        sentences.append(f"Cancelled: {listed([row.name for row in rows])}.")
+    if evidence.missing:
+        sentences.append(f"Not measured: {listed(evidence.missing)}.")
+    return [*sentences, *_elsewhere(evidence.elsewhere)]
+
+
+def _elsewhere(rows: Sequence[Standing]) -> list[str]:
+    """Runs that measured something else under the study's names, by what that was."""
+    contents: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in rows:
+        key = (row.model, row.model_hash[:12], row.corpus, row.corpus_hash[:12])
+        contents.setdefault(key, []).append(f"{row.name} ({row.run})")
+    return [
+        f"Left out, since they measured other contents than the newest run (model {model}, SHA-256 "
+        f"{model_hash or 'unknown'}; text {corpus}, {corpus_hash or 'unknown'}): {listed(names)}. Queue them again to "
+        "measure what is there now."
+        for (model, model_hash, corpus, corpus_hash), names in contents.items()
+    ]
 
 
 def _scope(rows: Sequence[Standing]) -> list[str]:
@@ -260,24 +220,23 @@ def _scope(rows: Sequence[Standing]) -> list[str]:
     return [f"This is {where}. Another model or text may answer otherwise."]
 
 
-def _ordered(found: Evidence, contest: Contest) -> tuple[Standing, ...]:
+def _ordered(evidence: Evidence, judged: Contest) -> tuple[Standing, ...]:
     """Baselines, the contest in its order, then the rest."""
-    bases = [row for row in found.rows if row.is_baseline]
-    return tuple(dict.fromkeys([*bases, *contest.rows, *found.rows]))
+    bases = [row for row in evidence.rows if row.is_baseline]
+    return tuple(dict.fromkeys([*bases, *judged.rows, *evidence.rows]))
 
 
-def _table(found: Evidence, contest: Contest, rows: Sequence[Standing]) -> Table:
+def _table(evidence: Evidence, judged: Contest, rows: Sequence[Standing]) -> Table:
     """A row a run: the deciding metric, the difference from the best, what else the question looks at."""
-    metric = METRICS[found.question.metric]
-    beside = [METRICS[name] for name in found.question.beside]
-    behind = {row.run: d for row, d in zip(contest.rows[1:], contest.behind, strict=True)}
-    extras = found.question.extras
+    metric = METRICS[evidence.question.metric]
+    beside = [METRICS[name] for name in evidence.question.beside]
+    extras = evidence.question.extras
     titles = ("Recipe", heading(metric), "Minus the lowest (nats)", *map(heading, beside))
     lines = [
         (
-            row.name, shown(metric, getattr(row, metric.name)), _behind(contest, row, behind.get(row.run)),
+            row.name, shown(metric, getattr(row, metric.name)), _behind(judged, row),
             *(shown(m, getattr(row, m.name)) for m in beside),
-            *(_extra(found, row, extra.name, extra.label) for extra in extras),
+            *(_extra(evidence, row, extra.name, extra.label) for extra in extras),
             row.backend or DASH, row.state, row.run,
         )
         for row in rows
@@ -285,16 +244,15 @@ def _table(found: Evidence, contest: Contest, rows: Sequence[Standing]) -> Table
     return Table((*titles, *(extra.title for extra in extras), "Backend", "State", "Run"), tuple(lines))
 
 
-def _behind(contest: Contest, row: Standing, difference: Difference | None) -> str:
-    if difference is None:
-        return "lowest" if contest.rows and row == contest.rows[0] else DASH
-    if difference.low is None:
-        return f"{signed(difference.mean)}, no interval"
-    return f"{_spread(difference)}{', tied' if row in contest.tied else ''}"
+def _behind(judged: Contest, row: Standing) -> str:
+    if row == judged.leader:
+        return "lowest"
+    rival = next((rival for rival in judged.rivals if rival.row == row), None)
+    return f"{rival.spread}{OUTCOMES[rival.outcome]}" if rival else DASH
 
 
-def _extra(found: Evidence, row: Standing, name: str, label: str) -> str:
-    values = [m.value for m in found.extras.get(row.run, ()) if (m.name, m.label) == (name, label)]
+def _extra(evidence: Evidence, row: Standing, name: str, label: str) -> str:
+    values = [m.value for m in evidence.extras.get(row.run, ()) if (m.name, m.label) == (name, label)]
     value = values[-1] if values else None
     return f"{value:,.0f}" if value is not None and value >= 1000 else three(value)
 
@@ -303,25 +261,25 @@ def _bar(row: Standing) -> Bar:
     return Bar(row.name, row.kld or 0.0, row.kld_low, row.kld_high, row.recipe, row.backend)
 
 
-def _by_parts(found: Evidence) -> WriteUp:
+def _by_parts(evidence: Evidence) -> WriteUp:
     """Answered by what each part of the model costs, cast alone."""
-    rows = tuple(row for row in found.rows if found.parts.get(row.run))
-    ranked = {row.run: sorted(found.parts[row.run], key=lambda p: p.alone_kld, reverse=True) for row in rows}
-    limits = [*_unfinished(found), *found.unlike]
+    rows = tuple(row for row in evidence.rows if evidence.parts.get(row.run))
+    ranked = {row.run: sorted(evidence.parts[row.run], key=lambda p: p.alone_kld, reverse=True) for row in rows}
+    limits = [*_unfinished(evidence), *evidence.unlike]
     if rows:
         limits.append("These divergences have no interval: parts that are close may be tied.")
     return WriteUp(
-        found.question.question, found.question.why, _parts_headline(found, rows, ranked),
+        evidence.question.question, evidence.question.why, _parts_headline(evidence, rows, ranked),
         tuple(_parts_reason(row, ranked[row.run]) for row in rows), (*limits, *_scope(rows)),
         _parts_table(rows, ranked), "KLD, cast alone (nats)",
-        tuple(_part_bar(row, part) for row in rows for part in ranked[row.run][:NAMED]), found.rows,
+        tuple(_part_bar(row, part) for row in rows for part in ranked[row.run][:NAMED]), evidence.rows,
         "Each kind of Linear cast alone, emulated, then everything but it; KLD over the first two windows.",
     )  # fmt: skip
 
 
-def _parts_headline(found: Evidence, rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]]) -> str:
+def _parts_headline(evidence: Evidence, rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]]) -> str:
     if not rows:
-        return _none_yet(found)
+        return _none_yet(evidence)
     worst = {row.name: ranked[row.run][0] for row in rows}
     if len(groups := {part.group for part in worst.values()}) == 1:
         where = f"in {rows[0].name}" if len(rows) == 1 else f"in all {len(rows)} recipes"
@@ -329,7 +287,7 @@ def _parts_headline(found: Evidence, rows: Sequence[Standing], ranked: dict[str,
             f"{groups.pop()} costs most {where}: {_range([part.alone_kld for part in worst.values()])} nats cast alone"
         )
     each = [f"{part.group} in {name} ({three(part.alone_kld)} nats)" for name, part in worst.items()]
-    return f"What costs most depends on the recipe: {_listed(each)}"
+    return f"What costs most depends on the recipe: {listed(each)}"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -361,12 +319,6 @@ def _parts_table(rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]])
 
 def _part_bar(row: Standing, part: Sensitivity) -> Bar:
     return Bar(f"{row.name}, {part.group}", part.alone_kld, None, None, row.recipe, row.backend)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names as people say them, the first few."""
-    kept = list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
-    return kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
 
 
 ANSWERS: dict[str, Callable[[Evidence], WriteUp]] = {"sensitivity": _by_parts}

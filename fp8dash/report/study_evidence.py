@@ -1,6 +1,6 @@
 """What is stored about a study: its own runs, those of other studies that answer the rest, and what is still missing.
 
-No streamlit, no words: `study_report.py` makes an answer of it.
+No streamlit, no words: `study.py` makes an answer of it.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,29 @@ from fp8dash.choose.studies import Question, question_of
 from fp8dash.report import comparison
 from fp8dash.report.comparison import Standing
 
+LOOKED_AT = 200  # newest runs of a model, among which the last one of a corpus is looked for
+
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Content:
+    """What a run measured: SHA-256 of the weights and of the text; empty where unknown."""
+
+    model: str = ""
+    corpus: str = ""
+
+    def is_other(self, known: "Content") -> bool:
+        """True where both are known in some part, and differ in it."""
+        pairs = ((self.model, known.model), (self.corpus, known.corpus))
+        return any(mine and theirs and mine != theirs for mine, theirs in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPlan:
     """A question's requests: those that finished or active runs answer already, and those to queue."""
 
     known: tuple[Run, ...]
     missing: tuple[Request, ...]
+    stale: tuple[Run, ...] = ()  # runs of some of the missing, which measured other weights or another text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,9 @@ class Evidence:
     extras: dict[str, list[Measurement]]
     parts: dict[str, list[Sensitivity]]
     unlike: tuple[str, ...]
+    elsewhere: tuple[
+        Standing, ...
+    ] = ()  # finished rows that measured other weights or another text: never shown beside
 
     @property
     def active(self) -> int:
@@ -48,10 +67,37 @@ class Evidence:
         return sum(row.state == FINISHED for row in self.rows)
 
 
-def plan(store: Store, requests: Sequence[Request]) -> Plan:
-    """What is there of these requests, so that nothing is measured twice."""
-    found = [(request, store.last_like(request)) for request in requests]
-    return Plan(tuple(run for _, run in found if run), tuple(request for request, run in found if run is None))
+def plan(store: Store, requests: Sequence[Request], present: Content = Content()) -> StudyPlan:
+    """What is there of these requests, so that nothing is measured twice, and nothing taken for what it is not.
+
+    `present` is what lies at the paths now, as far as the caller knows; else it is what the newest run of them
+    measured. Runs of other contents are measured again.
+    """
+    runs = [(request, store.last_like(request)) for request in requests]
+    places = {(request.model, request.corpus) for request in requests}
+    newest = {place: _measured_last(store, *place) for place in places}
+    known, missing, stale = list[Run](), list[Request](), list[Run]()
+    for request, run in runs:
+        last = newest[request.model, request.corpus]
+        now = Content(present.model or last.model, present.corpus or last.corpus)
+        if run is None or content_of(run).is_other(now):
+            missing.append(request)
+            stale += [run] if run else []
+        else:
+            known.append(run)
+    return StudyPlan(tuple(known), tuple(missing), tuple(stale))
+
+
+def content_of(run: Run) -> Content:
+    """What a run measured, as far as it got."""
+    return Content(run.model_hash or "", run.corpus_hash or "")
+
+
+def _measured_last(store: Store, model: str, corpus: str) -> Content:
+    """What the run that finished last measured at these paths; unknown where none did."""
+    runs = [run for run in store.runs(states=(FINISHED,), model=model, limit=LOOKED_AT) if run.corpus == corpus]
+    last = max(runs, key=lambda run: run.finished_at or run.created_at, default=None)
+    return content_of(last) if last else Content()
 
 
 def of_study(store: Store, study_id: str) -> Evidence:
@@ -72,7 +118,8 @@ def of_study(store: Store, study_id: str) -> Evidence:
 
 def of_runs(store: Store, question: Question, run_ids: Sequence[str], *, reused: Sequence[str] = ()) -> Evidence:
     """What these runs say on a question; ids of no run are passed over."""
-    rows = comparison.standings(store, states=STATES, ids=run_ids)
+    every = comparison.standings(store, states=STATES, ids=run_ids)
+    rows, elsewhere = _of_one_content(every)
     finished = [row for row in rows if row.state == FINISHED]
     facts = {run.id: run.facts for run in store.runs(ids=run_ids)}
     wanted = {extra.name for extra in question.extras}
@@ -81,8 +128,19 @@ def of_runs(store: Store, question: Question, run_ids: Sequence[str], *, reused:
     return Evidence(
         question, tuple(rows), frozenset(reused), tuple(map(_name, missing)), store.windows(run_ids),
         store.measurements(run_ids, wanted) if wanted else {}, store.sensitivities(run_ids),
-        comparison.unlike(finished, [facts[row.run] for row in finished]),
+        comparison.unlike(finished, [facts[row.run] for row in finished]), tuple(elsewhere),
     )  # fmt: skip
+
+
+def _of_one_content(rows: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:
+    """The rows that measured what the last finished one did, with those that measured nothing yet; and the rest."""
+    finished = [row for row in rows if row.state == FINISHED]
+    if not finished:
+        return list(rows), []
+    last = max(finished, key=lambda row: row.finished)
+    now = Content(last.model_content, last.corpus_content)
+    others = [row for row in finished if Content(row.model_content, row.corpus_content).is_other(now)]
+    return [row for row in rows if row not in others], others
 
 
 def _name(text: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from db.store import Store
 from fp8dash.choose.records import Measurement, TaskItem
 from fp8dash.errors import InvalidChoice
-from fp8dash.stats import Difference, hits_tie, paired_difference
+from fp8dash.stats import Difference, hits_difference, paired_difference
 
 PREFIX, STDERR = "task_", "_stderr"
 
@@ -26,14 +26,6 @@ class TaskScore:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskDifference:
-    """A run against the reference, over the same documents."""
-
-    difference: Difference
-    tied: bool
-
-
-@dataclass(frozen=True, slots=True)
 class TaskLine:
     """One metric of one task over the runs. Where a difference was not taken it is None, and `unlike` says why."""
 
@@ -42,7 +34,7 @@ class TaskLine:
     better: str
     unit: str  # of the differences: "nats" where the number itself is the exponential of a mean
     scores: tuple[TaskScore | None, ...]
-    differences: tuple[TaskDifference | None, ...]
+    differences: tuple[Difference | None, ...]
     unlike: tuple[str, ...]
 
 
@@ -74,7 +66,7 @@ def _line(
     metric = name.removeprefix(PREFIX)
     scores = [_score(of_run, task, name) for of_run in numbers]
     documents = [of_run.get((task, metric), []) for of_run in sets]
-    basis, differences, unlike = scores[reference], list[TaskDifference | None](), list[str]()
+    basis, differences, unlike = scores[reference], list[Difference | None](), list[str]()
     for index, score in enumerate(scores):
         compared = index != reference and score is not None and basis is not None
         why = (
@@ -105,10 +97,9 @@ def _unlike(task: str, a: TaskScore, b: TaskScore, ours: Sequence[TaskItem], the
     return ""
 
 
-def _difference(ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> TaskDifference:
-    """Ours minus theirs; right and wrong answers are tied by McNemar's test, all else by the interval."""
+def _difference(ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> Difference:
+    """Ours minus theirs: right and wrong answers with the interval of McNemar's test, all else with the bootstrap's."""
     a, b, weights = [x.value for x in ours], [x.value for x in theirs], [x.weight for x in ours]
-    found = paired_difference(a, b, weights=weights, neighbours=0)
-    if {*a, *b} <= {0.0, 1.0}:
-        return TaskDifference(found, hits_tie([x == 1.0 for x in a], [x == 1.0 for x in b]))
-    return TaskDifference(found, found.is_tie)
+    if {*a, *b} <= {0.0, 1.0} and len(set(weights)) == 1:
+        return hits_difference([x == 1.0 for x in a], [x == 1.0 for x in b])
+    return paired_difference(a, b, weights=weights, neighbours=0)

@@ -263,7 +263,7 @@ def _time(i: int) -> str:
 
 def _checked(store: Store, run_id: str) -> None:
     """The product writes the same row as this script did, or the board is not one that the product could have made."""
-    from db.standings import Choice
+    from db.board import Choice
 
     before = store.standings(Choice(ids=(run_id,)))
     with store.session() as session:

@@ -15,8 +15,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, delete, insert, select, update
 
 from db import opened as opened_module
+from db.board import Choice
 from db.records import row_values
-from db.standings import Choice, stand
+from db.standings import stand
 from db.store import Store
 from db.submissions import request_key
 from db.tables import Base, MeasurementTable, RunTable, StandingTable, StudyTable, WorkerTable

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from db.standings import Choice
+from db.board import Choice
 from db.store import Store
 from fp8dash.choose.request import Request
 from fp8dash.report.decoding import decodings

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from fp8dash.choose.presets import PRESETS, recipe_from
+from fp8dash.choose.recipe import parse_recipe
 from fp8dash.explain.claims import CLAIMS, FAILS, HOLDS, VERDICTS
 from fp8dash.report.comparison import Standing
-from fp8dash.report.findings import GRADIENTS, KV_BYTES, LOOKS, findings
+from fp8dash.report.findings import GRADIENTS, KV_BYTES, LOOKS, _without_head, findings
 
 ATTENTION, HEAD = "attn=e4m3fn/tensor", "w=e4m3fn/row a=e4m3fn/row also=lm_head"
 
@@ -34,7 +35,7 @@ CASES = {
     9: ([row("FP8_DYNAMIC", bits_per_weight=8.0078125)], "scales add 0.0977 %"),
     10: ([row("FP8_BLOCK", bits_per_weight=8.001953125)], "scales add 0.0244 %"),
     11: ([row("INT8_TENSOR", 1.2), row("INT8", 0.03), row("FP8_TENSOR", 0.033), row("FP8_DYNAMIC", 0.03)],
-         "multiplies INT8’s KLD by 40.00 and E4M3’s by 1.10"),
+         "one a row: 40.00× the KLD of INT8, 1.10× that of E4M3"),
     13: ([row(HEAD, 0.05), row("FP8_DYNAMIC", 0.03)], "KLD 0.0500 instead of 0.0300"),
     15: ([row(ATTENTION, 0.01)], "attn=e4m3fn/tensor: KLD 0.0100"),
     19: ([row("FP8_DYNAMIC", backend="native", device="H200", device_kind="cuda", gemm_speedup=1.55)],
@@ -114,3 +115,11 @@ def test_claims_are_numbered_judged_and_sourced():
     assert {claim.verdict for claim in CLAIMS.values()} == set(VERDICTS)
     assert all(claim.source and claim.known for claim in CLAIMS.values())
     assert CLAIMS[1].verdict == HOLDS and CLAIMS[7].verdict == FAILS
+
+
+def test_a_recipe_without_its_head_keeps_everything_else():
+    """Changing one field keeps all the others."""
+    text = "w=e4m3fn/row a=e4m3fn/row w[*.o_proj]=bf16 also=lm_head,embeddings skip=*.down_proj"
+    assert _without_head(parse_recipe(text)).text == text.replace("lm_head,", "")
+    added = "w=e4m3fn/row a=e4m3fn/row acc=hopper also=lm_head"
+    assert _without_head(parse_recipe(added)).text == added.removesuffix(" also=lm_head")

@@ -1,5 +1,6 @@
 """The planner page without a browser: what it predicts, that it says so, and what cannot be planned."""
 
+import dataclasses
 import json
 import re
 from itertools import cycle
@@ -7,11 +8,13 @@ from itertools import cycle
 import pytest
 
 from fp8dash.choose.architecture import CONFIGS, KNOWN
+from fp8dash.choose.casts import parse_kv
 from fp8dash.choose.presets import recipe_from
+from fp8dash.choose.recipe import parse_recipe
 from fp8dash.predict.accelerators import ACCELERATORS
 from fp8dash.predict.roofline import Plan
 from fp8dash.report.numbers import DASH, three
-from fp8dash.ui.pages.planner import PASTED, REQUESTS, ROOFLINE, SPEEDS
+from fp8dash.ui.pages.planner import PASTED, REQUESTS, ROOFLINE, SPEEDS, _with_kv
 from fp8dash.ui.parts.planner_measured import dollars
 from fp8dash.ui.words import plain
 from tests.ui.drawn import opened, page_text
@@ -31,6 +34,16 @@ def test_the_answer_comes_first_and_is_a_prediction():
     assert "390 requests of 2,304 tokens fit. Weights take 9.09 GB, 32 caches 9.66 GB." in page_text(app)
     assert "GEMMs are memory bound below 232 tokens at once." in page_text(app)
     assert [h.value for h in app.header if "predicted" not in h.value] == []
+
+
+def test_the_pages_cache_changes_nothing_else_of_a_recipe():
+    """Projections kept in BF16 and the accumulator stay as they are where the page brings the KV cache."""
+    recipe = parse_recipe("w=e4m3fn/row a=e4m3fn/row w[*.down_proj]=bf16 a[*.down_proj]=bf16 skip=*.o_proj")
+    assert _with_kv(recipe, "E4M3FN") == dataclasses.replace(recipe, kv=parse_kv("e4m3fn/tensor"))
+    added = parse_recipe("w=e4m3fn/row a=e4m3fn/row acc=hopper")
+    assert _with_kv(added, "E4M3FN").accumulator == added.accumulator
+    kept = opened("planner", recipes="w=e4m3fn/row a=e4m3fn/row w[*.down_proj]=bf16 a[*.down_proj]=bf16", kv="E4M3FN")
+    assert "Weights take 11.0 GB" in page_text(kept) and "5,250 tokens/s" in kept.title[0].value
 
 
 def test_how_many_long_requests_fit_takes_four_choices():

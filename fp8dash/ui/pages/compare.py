@@ -6,15 +6,16 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from db.board import BASELINE_BACKEND, Choice
 from db.rows import FINISHED
-from db.standings import BASELINE_BACKEND, Choice
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import InvalidChoice
 from fp8dash.report import comparison
 from fp8dash.report.comparison import Comparison, Standing, Verdict
-from fp8dash.report.export import interval
-from fp8dash.report.numbers import DASH, heading, shown, signed, three
-from fp8dash.report.tasks import TaskDifference, TaskLine, TaskScore, task_lines
+from fp8dash.report.contest import TOO_FEW, interval_of, needed, spread
+from fp8dash.report.numbers import DASH, heading, shown, three
+from fp8dash.report.tasks import TaskLine, TaskScore, task_lines
+from fp8dash.stats import Difference
 from fp8dash.ui import linked
 from fp8dash.ui.charts.gemm import gemm_bars, gemm_rates
 from fp8dash.ui.charts.layers import layer_lines
@@ -126,32 +127,48 @@ def _metrics(found: Comparison, contest: Comparison | None, names: dict[str, str
     lines.append("|:--|" + "--:|" * len(found.standings) + ":--|")
     for line in found.verdicts:
         verdict_row = judged[line.metric.name]
-        best = {(contest or found).standings[i].run for i in verdict_row.best}
+        best = {(contest or found).standings[i].run for i in verdict_row.best if not verdict_row.open}
         cells = [_cell(line, row, value, best) for row, value in zip(found.standings, line.values, strict=True)]
         lines.append(
-            f"| {heading(line.metric)} | " + " | ".join(cells) + f" | {_said(verdict_row, names, contest or found)} |"
+            f"| {heading(line.metric)} | "
+            + " | ".join(cells)
+            + f" | {_judgement(verdict_row, names, contest or found)} |"
         )
     st.header("Every metric", anchor=False)
     st.markdown("\n".join(lines))
     metric_help()
     st.caption(
-        "Bold is better. Tied: windows do not tell it from the best, at 95 % for all runs shown together (paired "
-        "bootstrap, Holm), needles differ by chance alone (McNemar), or speeds are within 5 %."
+        "Bold is better. Small type: minus the best, paired over windows, each interval at the level of its verdict, "
+        "so that all runs shown hold with 95 % together (Holm). Tied: it holds zero and no difference that matters, "
+        "needles differ by chance alone (McNemar), or speeds are within 5 %. Beside Δ ln PPL: its own 95 % interval."
     )
 
 
 def _cell(line: Verdict, row: Standing, value: float | None, best: set[str]) -> str:
     text = shown(line.metric, value)
-    if line.metric.name == "ln_ppl_diff" and interval(row):
-        return (f"**{text}** " if row.run in best else f"{text} ") + f":small[{plain(interval(row))}]"
+    if line.metric.name == "ln_ppl_diff" and interval_of(row):
+        return (f"**{text}** " if row.run in best else f"{text} ") + f":small[{plain(interval_of(row))}]"
     return f"**{text}**" if row.run in best else text
 
 
-def _said(row: Verdict, names: dict[str, str], found: Comparison) -> str:
+def _judgement(row: Verdict, names: dict[str, str], judged: Comparison) -> str:
+    """Who is better, with the differences that the verdict rests on."""
+    if row.open:
+        undecided = ", ".join(_gap(row, i, names, judged) for i in row.open)
+        return f"{TOO_FEW}: {undecided}{f'; {needed(row.more)}' if row.more else ''}"
     if not row.best:
-        return plain(row.note or DASH)
-    winners = ", ".join(plain(names[found.standings[i].run]) for i in row.best)
-    return f"tied: {winners}{row.note.removeprefix('tied')}" if len(row.best) > 1 else winners
+        return plain(row.why or DASH)
+    if not row.is_tied:
+        return plain(names[judged.standings[row.best[0]].run])
+    tied = ", ".join(_gap(row, i, names, judged) for i in row.best)
+    return f"tied: {tied}{f'; {needed(row.more)}' if row.more else ''}"
+
+
+def _gap(row: Verdict, index: int, names: dict[str, str], judged: Comparison) -> str:
+    """A run, and its difference from the best one at the level of the verdict."""
+    behind = row.behind[index] if row.behind else None
+    name = plain(names[judged.standings[index].run])
+    return f"{name} :small[{plain(spread(behind))}]" if behind else name
 
 
 def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
@@ -174,19 +191,17 @@ def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
         st.warning(plain(sentence))
     st.caption(
         f"In small type each run minus {basis}, over the same documents, with its 95 % interval (bootstrap over "
-        "documents); perplexities as logarithms. Tied: the interval contains zero, or right and wrong answers differ "
-        "by chance alone (McNemar)."
+        "documents; of right and wrong answers, McNemar’s as well); perplexities as logarithms. Tied: the "
+        "interval contains zero."
     )
 
 
-def _task_cell(line: TaskLine, score: TaskScore | None, difference: TaskDifference | None) -> str:
+def _task_cell(line: TaskLine, score: TaskScore | None, minus: Difference | None) -> str:
     text = three(score.value if score else None)
-    if difference is None:
+    if minus is None:
         return text
-    found, unit = difference.difference, f" {line.unit}" if line.unit in ("nats", "bits") else ""
-    bounds = "" if found.low is None or found.high is None else f" [{signed(found.low)}, {signed(found.high)}]"
-    said = plain(f"{signed(found.mean)}{bounds}{unit}{', tied' if difference.tied else ''}")
-    return f"{text} :small[{said}]"
+    unit, tied = f" {line.unit}" if line.unit in ("nats", "bits") else "", ", tied" if minus.is_tie else ""
+    return f"{text} :small[{plain(f'{spread(minus)}{unit}{tied}')}]"
 
 
 def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, Look]:

@@ -1,63 +1,32 @@
 """Which recipe to ship: the answer for each model in words, quality against speed or size, the table to check it."""
 
-import base64
-import dataclasses
-import hashlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pandas as pd
 import streamlit as st
-from streamlit.elements.arrow import DataframeStateInput
 
-from db.standings import SORTS, Choice, Group
-from fp8dash.choose.catalog import architecture_of
-from fp8dash.choose.metrics import METRICS, Metric
+from db.board import Choice, Group, Standing
+from db.standings import SORTS
+from fp8dash.choose.metrics import METRICS
 from fp8dash.choose.records import HIGHER
-from fp8dash.predict.accelerators import ACCELERATORS, Accelerator
-from fp8dash.report import export
-from fp8dash.report.comparison import BASELINE_BACKEND, Standing
-from fp8dash.report.export import interval
-from fp8dash.report.numbers import DASH, heading, shown, three
-from fp8dash.report.planned import predicted_times
-from fp8dash.stats import pareto_front
+from fp8dash.predict.accelerators import ACCELERATORS
+from fp8dash.report.comparison import BASELINE_BACKEND
+from fp8dash.report.contest import CLOSE
+from fp8dash.report.headline import headline
+from fp8dash.report.numbers import DASH, three
+from fp8dash.report.ship import BUDGETED, Decision, QualityBudget, Target, board, decide, speeds
+from fp8dash.report.ship_words import basis, cautions, evidence, title, why
 from fp8dash.ui import linked
-from fp8dash.ui.charts.scatter import quality_scatter
-from fp8dash.ui.frame import Frame, draw_points, metric_help, zone
-from fp8dash.ui.parts.answer import (
-    CLOSE,
-    MEASURED,
-    PREDICTED,
-    Answer,
-    Budget,
-    Speed,
-    candidates,
-    choose,
-    evidence,
-    headline,
-    reasons,
-    shipping,
-    tied_with_best,
-)
-from fp8dash.ui.words import many, moment, plain, reading, short
+from fp8dash.ui.frame import Frame, metric_help
+from fp8dash.ui.parts.board_figure import figure
+from fp8dash.ui.parts.board_table import table
+from fp8dash.ui.words import many, plain, reading, short
 
-SHOWN = ("kld", "ln_ppl_diff", "top1", "needle", "gemm_speedup", "model_bytes", "bits_per_weight", "coverage")
-AXES = {
-    "gemm_speedup": "KLD against speed",
-    "model_bytes": "KLD against size",
-    "bits_per_weight": "KLD against bits per weight",
-}
 FINISHED_RUNS = ("finished",)
-PAGE = 50  # rows
-MOST_POINTS = 150  # in the figure: the front, then the lowest KLDs
-MOST_TIES = 30  # recipes compared with the best, window by window: each is a bootstrap
 MOST_MODELS = 6  # with an answer of their own on the first screen
 MOST_STUDIES = 50  # offered as a filter: the newest
-BUDGETS = {"KLD": "kld", "Δ ln PPL": "ln_ppl_diff"}
+BUDGETS = {METRICS[name].title: name for name in BUDGETED}
 SORTED = {"finished": "Newest", **{name: METRICS[name].title for name in SORTS if name in METRICS}}
-HIDDEN = ("Coverage", "Backend", "Device", "Note")
-MEDALS = {1: "best", 2: "second", 3: "third"}
 FORETOLD = ", predicted"
 WELCOME = (
     "A **run** quantizes one model by one recipe and measures that same artefact: quality against its BF16 baseline, "
@@ -66,15 +35,6 @@ WELCOME = (
     "lost.  \n"
     "Only numbers made alike are ranked together. Where the evidence cannot tell two recipes apart, it says so."
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """Where a recipe is to be served: a device that was measured, or an accelerator and the batch to predict for."""
-
-    name: str
-    accelerator: Accelerator | None = None
-    batch: int = 0
 
 
 def page(frame: Frame) -> None:
@@ -87,27 +47,23 @@ def page(frame: Frame) -> None:
     _welcome()
     top, cards = st.container(), st.container()
     group, mates, budget, target = _asked(frame, groups)
-    rows = frame.store.newest_by_recipe([group.key])
-    rows = [row for row in rows if row.backend in (group.backend, BASELINE_BACKEND)]
-    tied = _tied(frame, rows)
-    speeds = _speeds(frame, group.model, rows, mates, target)
-    answer = choose(rows, budget, speeds, [*tied, *(row.run for row in candidates(rows)[:1] if tied)])
+    found = board(frame.store, group, mates, budget, target)
     with top:
-        st.title(shipping(answer, budget, short(group.model), target.name), anchor=False)
-        st.markdown(evidence(answer))
-        st.markdown(f"{headline(rows, tied)}. {reasons(rows, tied)}")
-        _why(answer, speeds)
+        st.title(plain(title(found.decision, short(group.model), target)), anchor=False)
+        st.markdown(plain(evidence(found.decision)))
+        st.markdown(plain(" ".join([f"{headline(found.contest)}.", *cautions(list(found.rows), found.contest)])))
+        _why(found.decision)
     with cards:
         _other_models(frame, groups, group, budget, target)
         _active(frame)
     choice = _filtered(frame, group)
-    base = [] if choice.search else [row for row in rows if row.is_baseline][:1]
+    base = [] if choice.search else [row for row in found.rows if row.is_baseline][:1]
     count = frame.store.standing_count(choice)
     if not count:
         st.info("No run passes these filters. Clear the search or a filter above.")
         return
-    _figure(frame, choice, base, speeds, "" if target.name == group.device else target.name)
-    _table(frame, choice, count, base, tied)
+    figure(frame, choice, base, found.decision.speeds, "" if target.name == group.device else target.name)
+    table(frame, choice, count, base, found.contest)
 
 
 def _welcome() -> None:
@@ -142,11 +98,12 @@ def _empty(frame: Frame) -> None:
         frame.go("new_run")
 
 
-def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], Budget, Target]:
+def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], QualityBudget, Target]:
     """What the reader set: comparable runs of one backend, the model's other groups, the budget and the target."""
     cast = [group for group in groups if group.backend != BASELINE_BACKEND]
     with st.container(horizontal=True, vertical_alignment="bottom", key="leaderboard_asked"):
-        mates = _narrowed("Model", "model", cast, lambda group: short(group.model), 230)
+        names = _contents(cast)
+        mates = _narrowed("Model", "model", cast, lambda group: names[group.key], 230)
         here = _narrowed("Measured on", "device", mates, lambda group: group.device or "device unknown", 230)
         here = _narrowed("Setting", "setting", here, _settings(frame, here).__getitem__, 250)
         group = _narrowed("Backend", "backend", here, lambda group: group.backend, 130)[0]
@@ -156,7 +113,7 @@ def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], B
         )  # fmt: skip
         limit = linked.number_input("At most (nats)", 0.0, 10.0, CLOSE, 0.01, "%.3f", key="limit", width=130)
         target = _target([str(group.device), *(str(mate.device) for mate in mates)])
-    return group, mates, Budget(BUDGETS[str(what)], float(limit)), target
+    return group, mates, QualityBudget(BUDGETS[str(what)], float(limit)), target
 
 
 def _target(devices: Sequence[str]) -> Target:
@@ -173,16 +130,18 @@ def _target(devices: Sequence[str]) -> Target:
     return Target(planned[name].name, planned[name], int(batch))
 
 
-def _narrowed(label: str, key: str, groups: Sequence[Group], said: Callable[[Group], str], width: int) -> list[Group]:
+def _narrowed(
+    label: str, key: str, groups: Sequence[Group], name_of: Callable[[Group], str], width: int
+) -> list[Group]:
     """The groups of one choice; asked only where there is more than one."""
-    names = list(dict.fromkeys(said(group) for group in groups))
+    names = list(dict.fromkeys(name_of(group) for group in groups))
     if len(names) < 2:
         return list(groups)
-    name = linked.selectbox(
+    chosen = linked.selectbox(
         label, names, key=key, width=width,
         help="Rows are ranked only against rows of the same model, corpus, windows, method, device and backend.",
     )  # fmt: skip
-    return [group for group in groups if said(group) == name]
+    return [group for group in groups if name_of(group) == chosen]
 
 
 def _settings(frame: Frame, groups: Sequence[Group]) -> dict[Group, str]:
@@ -197,71 +156,56 @@ def _settings(frame: Frame, groups: Sequence[Group]) -> dict[Group, str]:
     return written or dict.fromkeys(groups, "")
 
 
-def _tied(frame: Frame, rows: Sequence[Standing]) -> list[str]:
-    ranked = candidates(rows)[:MOST_TIES]
-    return tied_with_best(ranked, frame.store.windows([row.run for row in ranked]))
+def _contents(groups: Sequence[Group]) -> dict[str, str]:
+    """A name for each model's contents, told apart by its hash where one name stands for several."""
+    hashes: dict[str, set[str]] = {}
+    for group in groups:
+        hashes.setdefault(group.model, set()).add(group.model_hash)
+    return {
+        group.key: short(group.model)
+        + (f" ({group.model_hash[:8] or 'unread'})" if len(hashes[group.model]) > 1 else "")
+        for group in groups
+    }
 
 
-def _speeds(
-    frame: Frame, model: str, rows: Sequence[Standing], mates: Sequence[Group], target: Target
-) -> dict[str, Speed]:  # fmt: skip
-    """How fast each row's recipe is on the target: as measured there, by this run or by one of the same model, or as
-    predicted."""
-    if target.accelerator:
-        return _predicted(model, rows, target.accelerator, target.batch)
-    there = {mate.key for mate in mates if mate.device == target.name}
-    others = [
-        row for row in frame.store.newest_by_recipe(list(there - {row.group for row in rows})) if row.gemm_speedup
+def _why(decision: Decision) -> None:
+    lines = [
+        f"| {plain(loser.row.name)} | {three(loser.row.kld)} | {_times(decision, loser.row)} | "
+        f"{plain(why(decision, loser))} |"
+        for loser in decision.lost
     ]
-    elsewhere = {row.recipe: row.gemm_speedup for row in others}
-    found = {row.run: row.gemm_speedup if row.device == target.name else elsewhere.get(row.recipe) for row in rows}
-    return {run: Speed(times, MEASURED) for run, times in found.items() if times is not None}
-
-
-def _predicted(model: str, rows: Sequence[Standing], accelerator: Accelerator, batch: int) -> dict[str, Speed]:
-    """By run; none for a model whose architecture is not known here."""
-    known = architecture_of(model)
-    times = predicted_times(known, [row.recipe for row in rows], accelerator, batch) if known else {}
-    return {row.run: Speed(times[row.recipe], PREDICTED.format(batch)) for row in rows if row.recipe in times}
-
-
-def _why(answer: Answer, speeds: dict[str, Speed]) -> None:
     with st.container(horizontal=True, gap="small"):
-        with st.popover(f"Why the others lost ({len(answer.lost)})", type="tertiary", disabled=not answer.lost):
-            st.markdown(
-                f"| Recipe | KLD (nats) | × BF16{_how(speeds)} | Why not |\n|:--|--:|--:|:--|\n"
-                + "\n".join(
-                    f"| {plain(row.name)} | {three(row.kld)} | "
-                    f"{f'{speeds[row.run].times:.2f}' if row.run in speeds else DASH} | {plain(why)} |"
-                    for row, why in answer.lost
-                )
-            )
+        with st.popover(f"Why the others lost ({len(lines)})", type="tertiary", disabled=not lines):
+            known = next((f", {basis(speed)}" for speed in decision.speeds.values()), "")
+            head = f"| Recipe | KLD (nats) | × BF16{known} | Why not |\n|:--|--:|--:|:--|\n"
+            st.markdown(head + "\n".join(lines))
         metric_help()
 
 
-def _how(speeds: dict[str, Speed]) -> str:
-    return next((f", {speed.how}" for speed in speeds.values()), "")
+def _times(decision: Decision, row: Standing) -> str:
+    return f"{decision.speeds[row.run].times:.2f}" if row.run in decision.speeds else DASH
 
 
 def _other_models(
-    frame: Frame, groups: Sequence[Group], shown_group: Group, budget: Budget, target: Target
+    frame: Frame, groups: Sequence[Group], shown_group: Group, budget: QualityBudget, target: Target
 ) -> None:  # fmt: skip
     """One line for each further model, from its largest group."""
     largest: dict[str, Group] = {}
+    names = _contents(groups)
     for group in groups:
         if group.backend != BASELINE_BACKEND:
-            largest.setdefault(group.model, group)
-    largest.pop(shown_group.model, None)
+            largest.setdefault(names[group.key], group)
+    largest.pop(names[shown_group.key], None)
     if not largest:
         return
-    first = list(largest.values())[: MOST_MODELS - 1]
-    rows = frame.store.newest_by_recipe([group.key for group in first])
+    first = dict(list(largest.items())[: MOST_MODELS - 1])
+    rows = frame.store.newest_by_recipe([group.key for group in first.values()])
     lines = []
-    for group in first:
+    for name, group in first.items():
         mine = [row for row in rows if row.group == group.key and row.backend == group.backend]
         own = target if target.accelerator else Target(str(group.device))
-        answer = choose(mine, budget, _speeds(frame, group.model, mine, [], own))
-        lines.append(f"- **{plain(short(group.model))}**: {shipping(answer, budget, group.model, own.name)}.")
+        decision = decide(mine, budget, speeds(frame.store, group, mine, [], own))
+        lines.append(f"- **{plain(name)}**: {plain(title(decision, name, own))}.")
     left = len(largest) - len(first)
     with st.expander(f"{many(len(largest), 'further model')}: what to ship", expanded=len(largest) < MOST_MODELS):
         st.markdown("\n".join(lines))
@@ -294,263 +238,3 @@ def _filtered(frame: Frame, group: Group) -> Choice:
         FINISHED_RUNS, groups=(group.key,), backends=(group.backend,), search=search or "", sort=sort, order=order,
         pins=(True,) if pins else (), **kept,
     )  # fmt: skip
-
-
-def _figure(
-    frame: Frame, choice: Choice, base: Sequence[Standing], speeds: dict[str, Speed], elsewhere: str
-) -> None:  # fmt: skip
-    some = frame.store.standings(dataclasses.replace(choice, sort="kld", order="ascending", limit=MOST_POINTS))
-    known = {row.run for row in some if row.gemm_speedup is not None} if not elsewhere else set(speeds)
-    default = AXES["gemm_speedup" if all(row.run in known for row in some) else "model_bytes"]
-    axis = linked.segmented_control(
-        "Figure", list(AXES.values()), default=default, required=True, key="x", 
-        label_visibility="collapsed",
-    )  # fmt: skip
-    metric = METRICS[next(name for name, title in AXES.items() if title == axis)]
-    front = frame.store.front(choice, metric.name, metric.better)
-    rows = list({row.run: row for row in (*front, *some)}.values())
-    best = {row.run for row in front}
-    predicted = {run for run, speed in speeds.items() if speed.how != MEASURED}
-    if elsewhere and metric.name == "gemm_speedup":  # the target is another device: its speeds, where they are known
-        metric = _retitled(metric, speeds)
-        times = {run: speed.times for run, speed in speeds.items()}
-        rows = [dataclasses.replace(row, gemm_speedup=times.get(row.run)) for row in rows]
-        best = _front(rows, metric.name)
-    drawn = [row for row in rows if row.kld and getattr(row, metric.name) is not None]
-    if not drawn:
-        st.info("No row has both a divergence and this number: choose another axis.")
-        return
-    figure = quality_scatter([*base, *rows], metric, front=best, intervals=_intervals(drawn), predicted=predicted)
-    chosen = draw_points(figure, key="leaderboard_scatter", alt=_said(drawn))
-    if chosen:
-        frame.go("runs", run=chosen[0])
-    st.caption(" ".join(_notes(frame, choice, rows, drawn, metric.name, elsewhere)))
-
-
-def _retitled(metric: Metric, speeds: dict[str, Speed]) -> Metric:
-    """The speed-up's axis, where what is drawn is predicted."""
-    hows = {speed.how for speed in speeds.values()} - {MEASURED}
-    return dataclasses.replace(metric, title=f"Speed-up {hows.pop()}") if hows else metric
-
-
-def _front(rows: Sequence[Standing], x: str) -> set[str]:
-    points = [(row.kld or math.nan, math.nan if (value := getattr(row, x)) is None else value) for row in rows]
-    return {rows[i].run for i in pareto_front(points)}
-
-
-def _notes(
-    frame: Frame, choice: Choice, rows: Sequence[Standing], drawn: Sequence[Standing], x: str, elsewhere: str
-) -> list[str]:  # fmt: skip
-    """What the figure's marks mean, and what it leaves out."""
-    notes = ["Colour is the tile, symbol the format; hollow where quality is emulated or speed predicted."]
-    if elsewhere:
-        notes.append(f"Speeds are those known for {plain(elsewhere)}.")
-    if len(rows) >= MOST_POINTS:
-        count = frame.store.standing_count(choice)
-        notes.append(f"{len(drawn)} of {count:,} runs are drawn: the Pareto front and the lowest KLDs.")
-    untimed = [plain(row.name) for row in rows if row.gemm_speedup is None]
-    if x == "gemm_speedup" and untimed:
-        notes.append(f"Not drawn, as no native kernel was timed: {', '.join(untimed[:6])}.")
-    return notes
-
-
-def _said(rows: Sequence[Standing]) -> str:
-    return "KLD of " + ", ".join(f"{row.name} {shown(METRICS['kld'], row.kld)}" for row in rows[:20])
-
-
-def _intervals(rows: Sequence[Standing]) -> dict[str, tuple[float, float]]:
-    """The 95 % interval of each run's mean KLD over its windows."""
-    return {
-        row.run: (row.kld_low, row.kld_high) for row in rows if row.kld_low is not None and row.kld_high is not None
-    }
-
-
-def _table(frame: Frame, choice: Choice, count: int, base: Sequence[Standing], tied: Sequence[str]) -> None:
-    bar = st.container(horizontal=True, vertical_alignment="center")
-    table = st.container()
-    pages = math.ceil(count / PAGE)
-    number = linked.pagination(pages)
-    rows = [*base, *frame.store.standings(dataclasses.replace(choice, limit=PAGE, offset=(number - 1) * PAGE))]
-    with bar:
-        buttons = st.container(horizontal=True, vertical_alignment="center", width="content")
-        columns = st.container(width="content")
-    with columns:
-        wanted = _columns()
-    with table:
-        chosen = _rows(frame, rows, wanted, tied)
-    with buttons:
-        if st.button(
-            _label(len(chosen)), type="primary", disabled=not 2 <= len(chosen) <= 6, key="leaderboard_compare"
-        ):
-            frame.go("compare", runs=",".join(chosen))
-        if st.button("Open run", disabled=len(chosen) != 1, key="leaderboard_open"):
-            frame.go("runs", run=chosen[0])
-        _downloads(frame, choice, base)
-        where = f", rows {(number - 1) * PAGE + 1:,} to {min(count, number * PAGE):,}" if pages > 1 else ""
-        st.caption(
-            f"{many(count, 'run')}, {_ordered(choice)} first{where}. Tick two to six rows to compare them.",
-            width="content",
-        )
-    counts = frame.store.counts()
-    if counts["failed"]:
-        frame.link("runs", f"{many(counts['failed'], 'failed run')} not ranked: see why →", state="failed")
-
-
-def _ordered(choice: Choice) -> str:
-    return "newest" if choice.sort == "finished" else f"best {METRICS[choice.sort].title}"
-
-
-def _downloads(frame: Frame, choice: Choice, base: Sequence[Standing]) -> None:
-    """All rows of the choice, not this page of it; written when asked for."""
-
-    def rows() -> list[Standing]:
-        return [*base, *frame.store.standings(choice)]
-
-    for label, name, kind, write in (
-        ("Download CSV", "csv", "text/csv", lambda: export.to_csv(rows())),
-        ("Parquet", "parquet", "application/vnd.apache.parquet", lambda: export.to_parquet(rows())),
-    ):
-        st.download_button(
-            label, write, f"fp8dash-leaderboard.{name}", kind, key=f"leaderboard_{name}", on_click="ignore"
-        )
-
-
-def _columns() -> list[str]:
-    """The columns to show; in the address where it is not the usual choice."""
-    every = list(_frame([], []).columns)
-    usual = [column for column in every if column not in HIDDEN]
-    with st.popover("Columns", type="tertiary"):
-        wanted = linked.multiselect("Columns", every, default=usual, key="columns")
-    return [column for column in every if column in wanted] or usual
-
-
-def _rows(frame: Frame, rows: Sequence[Standing], columns: Sequence[str], tied: Sequence[str]) -> list[str]:
-    """The table; the chosen runs."""
-    ids = [row.run for row in rows]
-    named = frame.linked_runs()
-    key = hashlib.sha256(",".join(ids).encode()).hexdigest()[:12]
-    event = st.dataframe(
-        _styled(rows, tied),
-        key=f"leaderboard_table_{key}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="multi-row",
-        selection_default=_selection([ids.index(run) for run in named if run in ids]),
-        column_config=_configured(),
-        column_order=columns,
-        height="content" if len(rows) <= 15 else 560,
-        placeholder=DASH,
-        alt="The leaderboard: one row a run",
-    )
-    here = [ids[i] for i in event.selection.rows if i < len(ids)]
-    chosen = [run for run in named if run not in ids or run in here]  # those ticked on other pages stay
-    chosen += [run for run in here if run not in chosen]
-    _keep(chosen)
-    return chosen
-
-
-def _selection(rows: list[int]) -> DataframeStateInput:
-    return {"selection": {"rows": rows}}
-
-
-def _label(count: int) -> str:
-    return f"Compare {count} runs" if 2 <= count <= 6 else "Compare selected"
-
-
-def _keep(chosen: list[str]) -> None:
-    """The selection, in the URL."""
-    linked.write("runs", ",".join(chosen))
-
-
-def _frame(rows: Sequence[Standing], tied: Sequence[str]) -> pd.DataFrame:
-    here = zone()
-    table: dict[str, list[object]] = {
-        "Rank": [row.rank for row in rows],
-        "Recipe": [f"{'★ ' if row.pinned else ''}{row.name}" for row in rows],
-    }
-    bars: list[object] = [*_bars(rows)]
-    for name in SHOWN:
-        table[heading(METRICS[name])] = [getattr(row, name) for row in rows]
-        if name == "kld":
-            table["KLD interval"] = bars
-            table["Standing"] = [_standing(row, tied) for row in rows]
-        if name == "ln_ppl_diff":
-            table["95 % interval"] = [DASH if row.is_baseline else interval(row) or DASH for row in rows]
-    table |= {
-        "Backend": [row.backend or DASH for row in rows],
-        "Device": [row.device or DASH for row in rows],
-        "Owner": [row.owner for row in rows],
-        "Study": [row.study for row in rows],
-        "Note": [row.note for row in rows],
-        "Finished": [moment(row.finished, here) for row in rows],
-    }
-    return pd.DataFrame(table).astype({heading(METRICS[name]): "float64" for name in SHOWN})
-
-
-def _styled(rows: Sequence[Standing], tied: Sequence[str]) -> "pd.io.formats.style.Styler":
-    formats: dict[Any, Any] = {heading(METRICS[name]): _writer(name) for name in SHOWN}
-    formats["Rank"] = "{:.0f}".format
-    return _frame(rows, tied).style.format(formats, na_rep=DASH)
-
-
-def _writer(name: str) -> Callable[[Any], str]:
-    return lambda value: DASH if pd.isna(value) else shown(METRICS[name], float(value))
-
-
-def _bars(rows: Sequence[Standing]) -> list[str | None]:
-    """Each row's KLD with its 95 % interval as a small picture; one log scale for the page."""
-    ends = _intervals([row for row in rows if row.kld])
-    values = [value for pair in ends.values() for value in pair if value > 0]
-    if not values:
-        return [None] * len(rows)
-    low, span = math.log(min(values)), math.log(max(values)) - math.log(min(values)) or 1.0
-
-    def place(value: float) -> float:
-        return 5 + 86 * (math.log(max(value, min(values))) - low) / span
-
-    return [_bar(place(ends[row.run][0]), place(row.kld or 0), place(ends[row.run][1])) if row.run in ends else None
-            for row in rows]  # fmt: skip
-
-
-def _bar(low: float, mid: float, high: float) -> str:
-    ink = "#0f8a83"  # reads on light and on dark
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="96" height="30"><g stroke="{ink}" stroke-width="1.5">'
-        f'<path d="M{low:.1f} 15H{high:.1f}M{low:.1f} 10V20M{high:.1f} 10V20"/></g>'
-        f'<circle cx="{mid:.1f}" cy="15" r="3.5" fill="{ink}"/></svg>'
-    )
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-
-
-def _standing(row: Standing, tied: Sequence[str]) -> str:
-    """A medal among comparable rows, or why there is none."""
-    if row.is_baseline:
-        return "baseline"
-    if row.kld is None:
-        return "partial"
-    if row.is_partly_cast:
-        return f"{row.uncast_share:.0%} left in BF16"
-    noise = ", as BF16" if row.is_within_noise else ""
-    if row.run in tied:
-        return f"tied with best{noise}"
-    said = MEDALS.get(row.rank or 0, "")
-    return f"{said}{', tied' if row.rank == 1 and tied else ''}{noise}".removeprefix(", ")
-
-
-def _configured() -> dict[str, Any]:
-    config: dict[str, Any] = {
-        heading(METRICS[name]): st.column_config.NumberColumn(help=METRICS[name].help) for name in SHOWN
-    }
-    config["Rank"] = st.column_config.NumberColumn(width=50, help="By KLD among runs of the same backend.")
-    config["Recipe"] = st.column_config.TextColumn(width=140, help="★: pinned.")
-    config["KLD interval"] = st.column_config.ImageColumn(
-        width=110, help="KLD with its 95 % interval over windows, on one log scale for this page."
-    )
-    config["Standing"] = st.column_config.TextColumn(
-        width=110,
-        help="Tied: windows do not tell it from the best, at 95 % for the whole board (paired bootstrap, Holm). As "
-        "BF16: its KLD’s interval reaches down to the noise floor, the KLD of the same weights in float32. Left "
-        "in BF16: more than a tenth of the blocks’ matrix weights were not cast, so the KLD is of the rest alone.",
-    )
-    config["95 % interval"] = st.column_config.TextColumn(width=175, help="Of Δ ln PPL, paired bootstrap over windows.")
-    return config

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from db.board import BASELINE_BACKEND, Choice, Standing
 from db.rows import FINISHED, Run
-from db.standings import BASELINE_BACKEND, NOTE_LENGTH, Choice, Standing
+from db.standings import NOTE_LENGTH
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Measurement
 from fp8dash.errors import InvalidChoice
+from fp8dash.report.ship_words import beside_loss
 from fp8dash.report.tasks import PREFIX, task_lines
 from fp8dash.ui import linked
 from fp8dash.ui.charts.gemm import gemm_bars
@@ -16,7 +18,7 @@ from fp8dash.ui.charts.looks import look
 from fp8dash.ui.charts.needles import needle_maps
 from fp8dash.ui.frame import Frame, draw, glyph, guarded, zone
 from fp8dash.ui.parts import decoding, needles
-from fp8dash.ui.parts.answer import beside_loss, loss
+from fp8dash.ui.parts.answer import loss
 from fp8dash.ui.parts.recipe_words import in_words
 from fp8dash.ui.parts.run_costs import sensitivity
 from fp8dash.ui.parts.run_facts import how_to_serve, provenance
@@ -44,7 +46,7 @@ def _head(frame: Frame, run: Run, row: Standing) -> None:
     """The answer, what was run, and the ways on."""
     st.title(_headline(run, row), anchor=False)
     if row.kld is not None and not row.is_baseline:
-        st.markdown(f"{beside_loss(row)}.")
+        st.markdown(plain(f"{beside_loss(row)}."))
     st.markdown(
         f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request, run.facts)}"
     )

@@ -17,7 +17,7 @@ from fp8dash.report import study as study_report
 from fp8dash.report import study_evidence, study_files
 from fp8dash.report.pace import Pace, pace_of
 from fp8dash.report.study import WriteUp
-from fp8dash.report.study_evidence import Evidence, Plan
+from fp8dash.report.study_evidence import Evidence, StudyPlan
 from fp8dash.ui import linked
 from fp8dash.ui.charts.study import study_points
 from fp8dash.ui.frame import Frame, draw, guarded, say_error, worker_line, zone
@@ -112,7 +112,7 @@ def _queue(frame: Frame, question: Question, base: Request, owner: str, pace: Pa
         _ask(frame, question, plan, owner)
 
 
-def _costs(question: Question, plan: Plan, pace: Pace) -> str:
+def _costs(question: Question, plan: StudyPlan, pace: Pace) -> str:
     count = len(plan.missing) + len(plan.known)
     have = sum(run.state == FINISHED for run in plan.known)
     known = [f"{have} measured already"] if have else []
@@ -125,7 +125,7 @@ def _costs(question: Question, plan: Plan, pace: Pace) -> str:
     return f"{said} {plain(question.cost)}"
 
 
-def _ask(frame: Frame, question: Question, plan: Plan, owner: str) -> None:
+def _ask(frame: Frame, question: Question, plan: StudyPlan, owner: str) -> None:
     """Queue what is missing as one study; open its answer."""
     if not plan.missing:
         name = question.name if question.name in QUESTIONS else question.question
