@@ -52,7 +52,8 @@ from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import export
 from fp8dash.model.fit import check_fit
-from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
+from fp8dash.model.head import full_head
+from fp8dash.model.load import LoadedModel, find_device, load, locate, torch_device
 from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
 from fp8dash.model.swap import EMULATED, cast_model, planned
@@ -164,7 +165,7 @@ def _load(bench: Bench) -> Iterator[Item]:
 
         yield Progress("load", 2, 3, "fetching the tasks’ data")
         bench.tasks = find_tasks(request.tasks.names, loaded, tasks_dir())
-    bench.base_head = head_of(loaded.model)
+    bench.base_head = full_head(loaded.model)
     bench.passes.watch(loaded.model, bench.base_head)
     bench.shapes, bench.untimed = linear_shapes(loaded.model)
     bench.facts = _provenance(bench, loaded, bench.corpus) | bench.calibrated_on

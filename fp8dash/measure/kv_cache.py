@@ -24,6 +24,7 @@ from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
 from fp8dash.errors import NotFinite
 from fp8dash.measure.divergence import Comparer, told_by
 from fp8dash.measure.kept import keep, kept, name_of
+from fp8dash.model.head import full_head
 from fp8dash.model.reading import CHUNK, empty_cache, read_chunks
 from fp8dash.quant.kv_cache import quantized_cache
 from fp8dash.stats import paired_difference
@@ -97,7 +98,7 @@ def kv_paths(
     """
     few, caches = windows[:WINDOWS], list[Cache]()
     ours = yield from _paths(model, few, kv, "kv", caches)
-    comparer = Comparer(model.get_output_embeddings(), base_head)
+    comparer = Comparer(full_head(model), base_head)
     for name, label in LABELS.items():
         mine, theirs = getattr(ours, name), getattr(baseline, name)
         first = _decode_start(few.shape[1]) if name == "decoded" else 0

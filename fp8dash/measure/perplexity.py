@@ -19,6 +19,7 @@ from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import Comparer, Scores
+from fp8dash.model.head import full_head
 from fp8dash.stats import CONFIDENCE, FEWEST_WINDOWS, Difference, look_confidence, looks, paired_difference
 
 TAIL = {"90 %": 90.0, "95 %": 95.0, "99 %": 99.0, "99.9 %": 99.9, "maximum": 100.0}
@@ -75,7 +76,7 @@ def perplexity(
     With `kv` each window is read through a quantized cache of its own. With `until` the run ends at the first look
     (see `stats.looks`) at which the interval of Δ ln PPL reaches no further than this to either side.
     """
-    run, comparer = Run(), Comparer(model.get_output_embeddings(), base_head)
+    run, comparer = Run(), Comparer(full_head(model), base_head)
     for index, ids in enumerate(windows.ids):
         yield Progress("perplexity", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
         hidden = hidden_states(model, ids[None], kv)[windows.rows(index)]

@@ -25,6 +25,7 @@ from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import CHUNK
 from fp8dash.model.calibration import NOTHING, Casters, Observed
+from fp8dash.model.head import full_head
 from fp8dash.model.parts import linears_of
 from fp8dash.model.passes import blocks_of
 from fp8dash.quant.cast import round_trip
@@ -208,7 +209,7 @@ class Probe:
 
     def _divergence(self, index: int, hidden: Tensor) -> float:
         """The sum over a window's tokens of their KLD in nats, full vocabulary, float32; the sum in float64."""
-        head, total = self._model.get_output_embeddings(), torch.zeros((), dtype=torch.float64, device=self._device)
+        head, total = full_head(self._model), torch.zeros((), dtype=torch.float64, device=self._device)
         log_sums, hidden = self._log_sums[index], hidden[self._windows.rows(index)]
         for start in range(0, len(hidden), CHUNK):
             rows = slice(start, min(start + CHUNK, len(hidden)))

@@ -4,7 +4,9 @@ Whatever else lies in the folder (an older copy of the weights, a shard that no 
 not part of the model: it is neither trusted, hashed, sized nor exported.
 """
 
+import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,17 @@ TOKENIZER = (  # what tokenizers of transformers read, and the prompts' frames
 )  # fmt: skip
 GENERATION = "generation_config.json"
 PROCESSORS = "*processor_config.json"  # of images and sound: engines ask for them
+WRITERS = ("transformers_version", "_name_or_path", "name_or_path", "is_local", "local_files_only")
+LARGEST_HEADER = 100_000_000  # bytes, as safetensors itself has it
 LARGEST_JSON = 64 << 20  # bytes; an index of a hundred thousand tensors takes ten million
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a safetensors file, by its header."""
+
+    dtype: str  # as safetensors calls it: BF16, F8_E4M3, U8
+    shape: tuple[int, ...]
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -58,6 +70,36 @@ def companion_files(folder: Path) -> tuple[Path, ...]:
     return _matching(folder, (*TOKENIZER, GENERATION, PROCESSORS))
 
 
+def content_hash(folder: Path) -> str:
+    """SHA-256 over a model's weight files, its config and its tokenizer, whatever the folder is called.
+
+    The same weights read by another tokenizer are another model: its windows hold other tokens.
+    """
+    digest = hashlib.sha256()
+    digest.update(_canonical(config_of(folder)))
+    for file in (*weight_files(folder), *tokenizer_files(folder)):
+        if file.suffix == ".json":
+            digest.update(_canonical(read_json(file)))
+        else:
+            with file.open("rb") as stream:
+                hashlib.file_digest(stream, lambda: digest)  # goes on with what was digested before
+    return digest.hexdigest()
+
+
+def stored_tensors(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, read from its header alone; raises ModelError."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(LARGEST_HEADER, file.stat().st_size):
+                raise ValueError("its header is longer than the file")
+            entries = json.loads(stream.read(length))
+        entries.pop("__metadata__", None)
+        return {name: Stored(str(entry["dtype"]), tuple(map(int, entry["shape"]))) for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be loaded: it is no safetensors file ({error}). Fetch it anew.") from error
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object of a JSON file; raises ModelError for one that cannot be read, is too large or holds anything else."""
     try:
@@ -73,6 +115,12 @@ def read_json(file: Path) -> dict[str, Any]:
         kind = "null" if content is None else type(content).__name__
         raise ModelError(f"{file} holds a JSON {kind} where an object is due: fetch the checkpoint anew.")
     return content
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    """A JSON object without what only tells who wrote it."""
+    kept = {key: value for key, value in content.items() if key not in WRITERS}
+    return json.dumps(kept, sort_keys=True).encode()
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> tuple[Path, ...]:

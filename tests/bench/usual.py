@@ -20,7 +20,8 @@ from fp8dash.choose.presets import PRESETS
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import Windows, cut_windows, load_corpus
 from fp8dash.measure.perplexity import perplexity
-from fp8dash.model.load import LoadedModel, find_device, head_of, load, locate, torch_device
+from fp8dash.model.head import full_head
+from fp8dash.model.load import LoadedModel, find_device, load, locate, torch_device
 from fp8dash.model.swap import cast_model
 from fp8dash.places import cache_dir
 
@@ -51,7 +52,7 @@ def _usual(plain: LoadedModel, peer: LoadedModel, windows: Tensor) -> Callable[[
 
 
 def _ours(plain: LoadedModel, cast: LoadedModel, corpus_hash: str, windows: Windows) -> Callable[[], object]:
-    head, model_hash = head_of(plain.model), plain.content_hash
+    head, model_hash = full_head(plain.model), plain.content_hash
     file = baseline_file(cache_dir(), model_hash=model_hash, corpus_hash=corpus_hash, windows=windows, device="bench")
     *_, baseline = baseline_of(plain.model, head, windows, file)
     assert isinstance(baseline, Baseline)

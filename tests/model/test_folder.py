@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fp8dash.errors import ModelError
-from fp8dash.model.folder import INDEX, config_of, weight_files
-from fp8dash.model.load import content_hash, load, locate
+from fp8dash.model.folder import INDEX, config_of, content_hash, weight_files
+from fp8dash.model.load import load, locate
 
 CPU = torch.device("cpu")
 

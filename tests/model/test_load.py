@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model import load as loading
-from fp8dash.model.load import content_hash, find_device, load, locate
+from fp8dash.model.folder import content_hash
+from fp8dash.model.load import find_device, load, locate
 
 
 def copied(tiny, tmp_path):

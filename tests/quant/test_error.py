@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM
 from fp8dash.choose.casts import parse_cast
 from fp8dash.errors import NotFinite
 from fp8dash.measure.profile import counted, sqnr_db
-from fp8dash.model.load import content_hash, load
+from fp8dash.model.folder import content_hash
+from fp8dash.model.load import load
 from fp8dash.quant.cast import quantize, round_trip
 from fp8dash.quant.error import CastError, cast_in_place, codes_in_place, error_of_cast
 from tests.model.test_swap import CPU, cast_model, parse_recipe

@@ -1,0 +1,98 @@
+"""The first forward of a loaded model, so that what cannot be run or followed is said before anything is measured."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8dash.errors import Fp8dashError, ModelError
+from fp8dash.model.folder import config_of, stored_tensors, weight_files
+from fp8dash.model.head import TOKENS, learn_after_head
+from fp8dash.model.trust import own_code
+
+FEW = 1 << 20  # weights more than the files hold that no check minds
+MOST_HELD = 1 << 30  # numbers of masks and tables that are not stored
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory: no fault of the model's, and said elsewhere."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line, with its kind where it says little."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__
+
+
+@torch.no_grad()
+def check_first_forward(model: Any, folder: Path) -> None:
+    """Runs a few tokens and learns how the model makes its logits; raises ModelError for whatever goes wrong."""
+    try:
+        learn_after_head(model, _states(model))
+    except Fp8dashError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{folder} loads as {type(model).__name__}, but its first forward fails here ({first_line(error)}): "
+            "nothing was measured. Fetch the checkpoint anew, or choose another model."
+        ) from error
+
+
+def _states(model: Any) -> Tensor:
+    """Last hidden states [1, TOKENS, hidden] of a few tokens; raises ModelError for a body that gives none."""
+    body, rows = model.base_model, model.get_input_embeddings().weight.shape[0]
+    ids = (torch.arange(TOKENS, device=model.device) * 31 + 3)[None] % rows
+    states = getattr(body(input_ids=ids, use_cache=False), "last_hidden_state", None) if body is not model else None
+    if not isinstance(states, Tensor):
+        raise ModelError(
+            f"{type(model).__name__} does not give the hidden states before its head, from which divergence is "
+            "measured: choose another model."
+        )
+    return states
+
+
+def check_size(folder: Path, config: Any) -> None:
+    """Raises ModelError where a config asks for far more, or other, weights than the files hold; allocates none."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        build: Any = AutoModelForCausalLM.from_config
+        skeleton = build(config, trust_remote_code=False)
+    stored = sum(math.prod(t.shape) for file in weight_files(folder) for t in stored_tensors(file).values())
+    wanted = sum(parameter.numel() for parameter in skeleton.parameters())
+    if wanted > 2 * stored + FEW:  # twice: a tied head may be counted by itself
+        raise ModelError(
+            f"{folder}/config.json asks for {wanted:,} weights, and the files hold {stored:,}: config and weights "
+            "belong to different models."
+        )
+    held = sum(buffer.numel() for buffer in skeleton.buffers())
+    if held > MOST_HELD + stored:
+        raise ModelError(
+            f"{folder}/config.json asks for tables of {held:,} numbers beside the weights, masks of a context that is "
+            "too long: check its max_position_embeddings or n_positions."
+        )
+
+
+def why_not_loaded(folder: Path, error: BaseException) -> str:
+    """What is said of a folder that transformers does not load, with the way on where there is one."""
+    text = str(error)
+    if "Unrecognized configuration class" in text:
+        kind = config_of(folder).get("model_type", "unknown")
+        return (
+            f"{folder} is of the type {kind}, which transformers does not load as a causal language model. If it wraps "
+            "one beside images or sound, load it with AutoModelForImageTextToText, save its language model with "
+            "save_pretrained beside the tokenizer, and choose that folder."
+        )
+    if "tiktoken" in text or "sentencepiece" in text.lower():
+        return (
+            f"{folder} has no tokenizer.json, and its tokenizer cannot be converted here ({first_line(error)}): "
+            "install sentencepiece and tiktoken where it can, and save AutoTokenizer.from_pretrained(folder) into it."
+        )
+    code = " Its own code (auto_map) is not run: choose a model that transformers knows itself."
+    own = code if own_code(folder) else ""
+    return f"{folder} cannot be loaded as a language model ({first_line(error)}): check its config.json.{own}"
