@@ -16,14 +16,10 @@ from pathlib import Path
 
 from db.rows import FINISHED, RUNNING, STATES, Run, at_work
 from db.store import Store
-from fp8dash.choose.architecture import read_config
-from fp8dash.choose.catalog import CORPORA, MODELS, shape_from_architecture
-from fp8dash.choose.limits import shown
-from fp8dash.choose.models.fit import refuse_misfit_of_shape
+from fp8dash.choose.models.here import is_here, refuse_misfit_here, whole_place
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
-from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.request import HUB_ID, LEAVES, Request, is_whole_path, usual_request
+from fp8dash.choose.request import LEAVES, Request, is_whole_path, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
@@ -34,16 +30,17 @@ from jobs.queue import Queue
 
 HOST, PORT = "127.0.0.1", 8501
 POLL_SECONDS = 0.5
-LARGEST_CONFIG = 1_000_000  # bytes
 NO_WORKER = (
     "No worker is alive: start one with `fp8dash worker`, or `fp8dash up`. Waiting for it; Ctrl-C stops waiting."
 )
 PLACES = {"model": "model", "corpus": "corpus", "calibration": "calibration text"}  # options that may be paths
 ROWS = {"csv": export.to_csv, "markdown": export.to_markdown, "json": export.to_json}  # of all runs
 ANSWERS: dict[str, Callable[[study_report.WriteUp], str]] = {  # of one study
-    "csv": study_files.to_csv, "markdown": study_files.to_markdown, "html": study_files.to_html,
-    "json": lambda said: export.to_json(said.runs),
-}  # fmt: skip
+    "csv": study_files.to_csv,
+    "markdown": study_files.to_markdown,
+    "html": study_files.to_html,
+    "json": lambda answer: export.to_json(answer.runs),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +91,7 @@ def _submit(options: argparse.Namespace) -> int:
         fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).windows.length
         requests = [Request.of(recipe=recipe, **fields).checked() for recipe in options.recipe or ["BF16"]]
         for request in requests:
-            _refuse_misfit_here(request)
+            refuse_misfit_here(request)
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
         print("\n".join(run_ids))
         return _wait(store, run_ids, ()) if options.wait else 0
@@ -105,44 +102,12 @@ def _places(options: argparse.Namespace) -> dict[str, str]:
     places = {}
     for name, what in PLACES.items():
         if (given := getattr(options, name, None)) is not None:
-            places[name] = place = _place(what, given)
+            places[name] = place = whole_place(what, given)
             if place != given:
                 print(f"The {what} {given} is {place}", file=sys.stderr)
-            elif is_whole_path(place) and not _is_here(place):
+            elif is_whole_path(place) and not is_here(place):
                 print(f"The {what} {place} is not on this machine: the run's worker must have it.", file=sys.stderr)
     return places
-
-
-def _place(what: str, given: str) -> str:
-    """A path made whole where it leads to something here; names as they are. Raises InvalidChoice."""
-    if not given or given in MODELS or given in CORPORA:
-        return given
-    if _is_here(given):
-        return os.path.abspath(Path(given).expanduser())
-    if is_whole_path(given) or (what == "model" and HUB_ID.fullmatch(given)):
-        return given
-    raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its whole path.")
-
-
-def _refuse_misfit_here(request: Request) -> None:
-    """Raises InvalidChoice where the config of a folder on this machine tells that the recipe does not fit."""
-    try:
-        config = Path(request.model).expanduser() / "config.json"
-        if not config.is_file() or config.stat().st_size > LARGEST_CONFIG:
-            return
-        architecture = read_config(config.read_text("utf-8"))
-    except (OSError, ValueError, RuntimeError, InvalidChoice):  # of a kind whose Linears are known to its worker alone
-        return
-    if all(linear.copies == 1 for linear in architecture.linears):  # experts may lie together in one module
-        shape, exported = shape_from_architecture(architecture), "export" in request.measures
-        refuse_misfit_of_shape(parse_recipe(request.recipe), shape, exported=exported)
-
-
-def _is_here(place: str) -> bool:
-    try:
-        return Path(place).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of a user whom nobody knows
-        return False
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -158,8 +123,8 @@ def _study(options: argparse.Namespace) -> int:
         if not options.wait:
             return 0
         status = _wait(store, run_ids, ())
-        found = study_evidence.of_runs(store, question, run_ids, reused=[run.id for run in plan.known])
-        print(study_files.to_markdown(study_report.written(found)))
+        evidence = study_evidence.of_runs(store, question, run_ids, reused=[run.id for run in plan.known])
+        print(study_files.to_markdown(study_report.written(evidence)))
         return status
 
 
@@ -203,11 +168,11 @@ def _report(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace) -> int:
     """One study, written up."""
     with _opened() as (store, _):
-        said = study_report.written(study_evidence.of_study(store, options.study))
+        answer = study_report.written(study_evidence.of_study(store, options.study))
     if options.parquet:
-        _write(options.parquet, export.to_parquet(said.runs))
+        _write(options.parquet, export.to_parquet(answer.runs))
     else:
-        print(ANSWERS[options.form](said), end="")
+        print(ANSWERS[options.form](answer), end="")
     return 0
 
 
@@ -263,8 +228,8 @@ def _doctor(_options: argparse.Namespace) -> int:
     print("\nRecipes here, for layers whose sides are multiples of 16:")
     for preset in PRESETS.values():
         path = native_path(preset.recipe, 16, 16, device)
-        told = "the baseline" if preset.recipe.is_baseline else f"native, {path.reason}" if path.is_native else ""
-        print(f"  {preset.name:<13}{told or f'emulated: {path.reason}'}")
+        how = "the baseline" if preset.recipe.is_baseline else f"native, {path.reason}" if path.is_native else ""
+        print(f"  {preset.name:<13}{how or f'emulated: {path.reason}'}")
     return 0
 
 
@@ -337,9 +302,11 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--limit", type=int, default=50)
     for name, run, text in (("cancel", _cancel, "cancel a run"), ("retry", _retry, "queue a failed run again")):
         command(name, run, text).add_argument("run", help="a run's id, from `fp8dash runs`")
-    told = command("report", _report, "print all runs with their numbers, or a study's answer")
-    told.add_argument("--study", default="", metavar="ID", help="write up this study: its id is in its page's address")
-    written = told.add_mutually_exclusive_group()
+    report = command("report", _report, "print all runs with their numbers, or a study's answer")
+    report.add_argument(
+        "--study", default="", metavar="ID", help="write up this study: its id is in its page's address"
+    )
+    written = report.add_mutually_exclusive_group()
     for name in ANSWERS:
         written.add_argument(f"--{name}", dest="form", action="store_const", const=name)
     written.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file")

@@ -21,7 +21,7 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
-from fp8dash.choose.records import Layer, Progress, Row, StageResult
+from fp8dash.choose.records import PREPARING, Layer, Progress, Row, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.choose.windows import Reading
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
@@ -59,7 +59,6 @@ from fp8dash.model.passes import Passes
 from fp8dash.model.swap import EMULATED, cast_model, planned
 from fp8dash.places import tasks_dir
 
-PREPARING = ("load", "baseline", "quantize")
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
 WINDOWED = COMPARED | {"gradients", "profile"}
 TIMED = {"gemm", "decode"}  # nothing may run beside what is timed

@@ -82,10 +82,10 @@ class Architecture:
         >>> KNOWN["Llama-3.1-8B"].shapes()[14336, 4096], KNOWN["Llama-3.1-8B"].shapes()[128256, 4096]
         (64, 1)
         """
-        found = Counter({(self.vocabulary, self.hidden): 1})
+        counts = Counter({(self.vocabulary, self.hidden): 1})
         for linear in self.linears:
-            found[linear.n, linear.k] += linear.copies * len(linear.layers)
-        return dict(found)
+            counts[linear.n, linear.k] += linear.copies * len(linear.layers)
+        return dict(counts)
 
     def kv_elements(self) -> int:
         """Elements one token keeps in the cache of all layers.
@@ -233,8 +233,8 @@ def _number(
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        found = str(value)[:40]
-        raise InvalidChoice(f"The config’s {key} is {found}: a whole number from {least} to {most:,} is needed.")
+        given = str(value)[:40]
+        raise InvalidChoice(f"The config’s {key} is {given}: a whole number from {least} to {most:,} is needed.")
     return value
 
 

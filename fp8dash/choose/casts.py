@@ -161,16 +161,16 @@ def _when(part: str, text: str) -> When:
 
 def _checked_when(cast: Cast) -> Cast:
     """The cast, unless its scale cannot be made before the operand is seen."""
-    said = f"{cast.format.name}/{cast.tile.name}/{cast.rule.name} with {cast.when.text} scales"
+    asked = f"{cast.format.name}/{cast.tile.name}/{cast.rule.name} with {cast.when.text} scales"
     if cast.is_observed and cast.tile != TENSOR:
         raise InvalidChoice(
-            f"{said} is refused: a scale made beforehand is one per tensor (compressed-tensors, Transformer Engine); "
+            f"{asked} is refused: a scale made beforehand is one per tensor (compressed-tensors, Transformer Engine); "
             f"nearest: {cast.format.name}/tensor/{cast.when.text}."
         )
     if cast.is_observed and (cast.rule.outer or cast.rule.name in ("mse", "unit")):
         how = "static:mse" if cast.rule.name == "mse" else cast.when.text
         raise InvalidChoice(
-            f"{said} is refused: a scale made beforehand is one float32 or power of two (fp8dash); "
+            f"{asked} is refused: a scale made beforehand is one float32 or power of two (fp8dash); "
             f"nearest: {cast.format.name}/tensor/{how}."
         )
     return cast

@@ -116,9 +116,7 @@ def line(default: str, *, what: str, flat: str = "", longest: int = LONGEST_LINE
 
 def lines(default: tuple[str, ...], *, most: int, longest: int, what: str, flat: str = "", help: str = "") -> Any:
     """A field for up to `most` names."""
-    limits = Limits(
-        what, str, several=True, most=most, longest=longest, may_be_empty=True, flat=flat, help=help
-    )  # fmt: skip
+    limits = Limits(what, str, several=True, most=most, longest=longest, may_be_empty=True, flat=flat, help=help)
     return _field(default, limits)
 
 

@@ -51,13 +51,13 @@ def parse_budget(text: str) -> Budget:
     >>> parse_budget("kld=0.01"), parse_budget("bits=9.5"), parse_budget("kld=50%")
     (Budget(of='kld', most=0.01), Budget(of='bits', most=9.5), Budget(of='share', most=0.5))
     """
-    found = re.fullmatch(r"(kld|bits)=(\d+(?:\.\d+)?)(%?)", text.strip())
-    if not found or (found[1] == "bits" and found[3]):
+    parts = re.fullmatch(r"(kld|bits)=(\d+(?:\.\d+)?)(%?)", text.strip())
+    if not parts or (parts[1] == "bits" and parts[3]):
         raise InvalidChoice(
             f"“{text}” is not a budget: write the most mean KLD in nats, as in kld=0.01, a share of the whole "
             "recipe’s, as in kld=50%, or the most bits a weight, as in bits=9.5."
         )
-    return Budget("share", float(found[2]) / 100) if found[3] else Budget(found[1], float(found[2]))
+    return Budget("share", float(parts[2]) / 100) if parts[3] else Budget(parts[1], float(parts[2]))
 
 
 def kept_parts(parts: Sequence[Part], budget: Budget, whole_kld: float) -> tuple[Part, ...]:

@@ -83,9 +83,9 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
             f"MXFP8_{rule.upper()}",
             f"w=e4m3fn/1x32/{rule} a=e4m3fn/1x32/{rule}",
             f"MXFP8 with {whose}.",
-            ((library, said),),
+            ((library, theirs),),
         )
-        for rule, whose, library, said in (
+        for rule, whose, library, theirs in (
             ("floor", "OCP's own rule, which clips the largest values of a sixth of the blocks", "torchao", "FLOOR"),
             ("ceil", "exponents rounded up", "torchao", "CEIL"),
             ("even", "exponents rounded to even", "torchao", "EVEN"),

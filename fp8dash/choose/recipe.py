@@ -180,13 +180,13 @@ def parse_recipe(text: str) -> Recipe:
 
 def _field(word: str) -> tuple[str, str]:
     """Key and value of a recipe's word; a key may bear a pattern in brackets, which may hold brackets of its own."""
-    found = re.fullmatch(r"([wa]\[.+?\](?==)|[a-z]+)=(.+)", word)
-    if not found or not (found[1] in KEYS or "[" in found[1]):
+    parts = re.fullmatch(r"([wa]\[.+?\](?==)|[a-z]+)=(.+)", word)
+    if not parts or not (parts[1] in KEYS or "[" in parts[1]):
         raise InvalidChoice(
             f"“{word}” is not part of a recipe: use w=, a=, w[pattern]=, a[pattern]=, kv=, attn=, acc=, also= and "
             f"skip=, as in “{EXAMPLE}”, or “bf16” alone."
         )
-    return found[1], found[2]
+    return parts[1], parts[2]
 
 
 def _override(key: str, value: str) -> Override:

@@ -12,6 +12,7 @@ STAGES = (
     "load", "baseline", "gradients", "sensitivity", "profile", "quantize", "gemm", "perplexity", "kv", "needle",
     "decode", "tasks", "export",
 )  # fmt: skip
+PREPARING = ("load", "baseline", "quantize")  # stages that measure nothing that is asked for by name: always walked
 LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
 
 

@@ -57,13 +57,19 @@ class WindowOptions:
 
     count: int = whole(8, 1, 100_000, what="number of windows", flat="windows")
     length: int = whole(
-        512, 16, 1_048_576, what="window length", flat="window_length",
+        512,
+        16,
+        1_048_576,
+        what="window length",
+        flat="window_length",
         help=f"tokens (default: 512, or {GPU_WINDOW} where a worker with a GPU is alive)",
-    )  # fmt: skip
+    )
     until: float = real(
-        0.0, 0.0, what="half-width in nats",
+        0.0,
+        0.0,
+        what="half-width in nats",
         help="nats: stop once Δ ln PPL’s 95% interval is ± this narrow; 0 reads all windows",
-    )  # fmt: skip
+    )
 
     @property
     def tokens(self) -> int:
@@ -106,9 +112,11 @@ class CalibrationOptions:
     """The text that static and delayed scales are made from; without one, the corpus's end."""
 
     corpus: str = line(
-        "", what="calibration text", flat="calibration",
+        "",
+        what="calibration text",
+        flat="calibration",
         help="the text static and delayed scales are made from (default: the corpus's end, never what is measured)",
-    )  # fmt: skip
+    )
     windows: int = whole(4, 1, 4_096, what="number of calibration windows", flat="calibration_windows")
 
 
@@ -132,9 +140,12 @@ class SensitivityOptions:
         "kind", GRANULARITIES, what="granularity of the sensitivity", flat="sensitivity", help="what is cast at once"
     )
     budget: str = line(
-        HALF, what="budget of the mixed recipe", flat="sensitivity_budget", longest=40,
+        HALF,
+        what="budget of the mixed recipe",
+        flat="sensitivity_budget",
+        longest=40,
         help="of the mixed recipe that is suggested: kld=0.01 (nats), kld=50% of the whole recipe's, or bits=9.5",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

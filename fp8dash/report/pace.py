@@ -8,10 +8,10 @@ from statistics import median
 from db.rows import FINISHED
 from db.store import Store
 from fp8dash.choose.presets import recipe_from
+from fp8dash.choose.records import PREPARING
 from fp8dash.choose.request import Request
 
 NEWEST = 20  # runs that are looked at
-PREPARING = ("load", "baseline", "quantize")
 AMOUNTS: dict[str, Callable[[Request], float]] = {  # what a stage's time grows with; the others' is their own
     "perplexity": lambda asked: asked.windows.tokens,
     "needle": lambda asked: sum(asked.needles.lengths) * len(asked.needles.depths) * asked.needles.repeats,

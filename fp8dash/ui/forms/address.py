@@ -47,16 +47,16 @@ def written(form: Form, start: Form) -> Address:
     {'gemm_m': ['8', '32'], 'recipe': ['w=int8/row'], 'window_length': ['512'], 'backend': ['auto']}
     """
     values, usual = form.request.flat, start.request.flat
-    found = {name: _texts(values[name]) for name in FIELDS if values[name] != usual[name]}
+    changed = {name: _texts(values[name]) for name in FIELDS if values[name] != usual[name]}
     if form.recipes != start.recipes:
-        found[RECIPE] = [preset_of(recipe) or recipe.text for recipe in form.recipes]
+        changed[RECIPE] = [preset_of(recipe) or recipe.text for recipe in form.recipes]
     if form.study:
-        found[STUDY] = [form.study]
+        changed[STUDY] = [form.study]
     owner = {OWNER: [form.owner]} if form.owner else {}
     if start.source:
-        return {FROM: [start.source], **found, **owner}
-    usual_here = {name: _texts(values[name]) for name in BY_WORKERS} if found else {}
-    return {**found, **usual_here, **owner}
+        return {FROM: [start.source], **changed, **owner}
+    usual_here = {name: _texts(values[name]) for name in BY_WORKERS} if changed else {}
+    return {**changed, **usual_here, **owner}
 
 
 def read(address: Address, start: Form) -> Form:
@@ -74,12 +74,12 @@ def read(address: Address, start: Form) -> Form:
 
 
 def _name(name: str, address: Address) -> str:
-    found = address.get(name, [""])[-1]
-    if len(found) > LONGEST[name]:
+    given = address.get(name, [""])[-1]
+    if len(given) > LONGEST[name]:
         raise InvalidChoice(
-            f"“{found[:20]} …” is longer than {LONGEST[name]} characters: shorten {name}=, or leave it out."
+            f"“{given[:20]} …” is longer than {LONGEST[name]} characters: shorten {name}=, or leave it out."
         )
-    return found
+    return given
 
 
 def _texts(value: Any) -> list[str]:

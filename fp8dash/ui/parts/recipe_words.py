@@ -37,18 +37,20 @@ def in_words(recipe: Recipe) -> list[str]:
     Left out: *.o_proj, lm_head.
     """
     casts = ((WEIGHTS, recipe.weights), (ACTIVATIONS, recipe.activations))
-    said = [f"{OPERANDS[operand]}: {_operand(cast, operand)}." for operand, cast in casts]
+    sentences = [f"{OPERANDS[operand]}: {_operand(cast, operand)}." for operand, cast in casts]
     if recipe.kv:
-        said.append(f"KV cache: {recipe.kv.format.name.upper()}, one scale per {recipe.kv.share}, {recipe.kv.scale}.")
+        sentences.append(
+            f"KV cache: {recipe.kv.format.name.upper()}, one scale per {recipe.kv.share}, {recipe.kv.scale}."
+        )
     if recipe.attention:
-        said.append(f"Attention: {_operand(recipe.attention, ATTENTION)}.")
+        sentences.append(f"Attention: {_operand(recipe.attention, ATTENTION)}.")
     for override in recipe.overrides:
         operand = {"w": WEIGHTS, "a": ACTIVATIONS}[override.key]
-        said.append(f"{OPERANDS[operand]} of {override.pattern}: {_operand(override.cast, operand)}.")
+        sentences.append(f"{OPERANDS[operand]} of {override.pattern}: {_operand(override.cast, operand)}.")
     if recipe.accumulator:
-        said.append(f"Products are added as {recipe.accumulator.name} adds them, simulated.")
+        sentences.append(f"Products are added as {recipe.accumulator.name} adds them, simulated.")
     lists = (("Cast too", recipe.also), ("Left out", recipe.skip))
-    return said + [f"{what}: {', '.join(names)}." for what, names in lists if names]
+    return sentences + [f"{what}: {', '.join(names)}." for what, names in lists if names]
 
 
 def _operand(cast: Cast | None, operand: int) -> str:
