@@ -30,7 +30,7 @@ from fp8dash.ui.parts import board_table
 from fp8dash.ui.words import plain
 from tests.bench.board import build
 from tests.seed import HOSTILE, PERCENTILES
-from tests.ui.drawn import opened, page_text, queued
+from tests.ui.drawn import board, opened, page_text, queued, table_with, widget
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
 PAGES = ("leaderboard", "new_run", "runs", "compare", "studies", "tensors", "planner", "formats", "guide")
@@ -59,7 +59,7 @@ def test_importing_the_app_loads_no_torch() -> None:
 def test_the_empty_leaderboard_says_what_to_do_next() -> None:
     app = opened("leaderboard")
     assert app.title[0].value == "No finished run yet"
-    assert "make demo" in page_text(app) and app.button[0].label == "New run"
+    assert "make demo" in page_text(app) and widget(app, "leaderboard_new_run").label == "New run"
 
 
 def test_the_leaderboard_answers_first(ids: dict[str, str]) -> None:
@@ -162,24 +162,24 @@ def test_a_first_visit_is_told_three_lines_and_a_link_is_not(ids: dict[str, str]
 def test_a_board_of_many_runs_is_read_page_by_page(store: Store, ids: dict[str, str]) -> None:
     build(Path(places.data_dir()), 600)
     app = opened("leaderboard", model="model-00")
-    first = app.dataframe[0].value
+    first = board(app)
     assert len(first) == board_table.PAGE + 1 and list(first["Rank"])[1] == 1
-    second = opened("leaderboard", model="model-00", page="2").dataframe[0].value
+    second = board(opened("leaderboard", model="model-00", page="2"))
     assert list(second["Rank"])[1] == board_table.PAGE + 1
     assert list(first["KLD (nats)"])[-1] <= list(second["KLD (nats)"])[1]
 
 
 def test_the_order_the_columns_and_the_pins_live_in_the_address(store: Store, ids: dict[str, str]) -> None:
     store.pin(ids["INT8"])
-    table = opened("leaderboard", sort="GEMM speed-up").dataframe[0].value
+    table = board(opened("leaderboard", sort="GEMM speed-up"))
     assert list(table["Recipe"])[1:3] == ["INT8_TENSOR", "★ INT8"]
     app = opened("leaderboard", pins="Pinned", columns="Recipe")
-    assert list(app.dataframe[0].value["Recipe"]) == ["BF16", "★ INT8"]
+    assert list(board(app)["Recipe"]) == ["BF16", "★ INT8"]
     assert app.multiselect("columns").value == ["Recipe"]
 
 
 def test_the_leaderboard_ranks_finished_casts_of_one_group_only(ids: dict[str, str]) -> None:
-    table = opened("leaderboard").dataframe[0].value
+    table = board(opened("leaderboard"))
     assert list(table["Recipe"])[:3] == ["BF16", "MXFP8", "FP8_BLOCK"] and len(table) == 8
     assert list(table["Rank"])[1:] == [1, 2, 3, 4, 5, 6, 7]
     assert list(table["Standing"])[:2] == ["baseline", "best"]
@@ -188,11 +188,11 @@ def test_the_leaderboard_ranks_finished_casts_of_one_group_only(ids: dict[str, s
 def test_the_group_of_a_link_is_shown(ids: dict[str, str]) -> None:
     app = opened("leaderboard", device="NVIDIA H200")
     assert app.title[0].value.startswith(f"Ship {plain('FP8_DYNAMIC')} on NVIDIA H200")
-    assert set(app.dataframe[0].value["Device"]) == {"NVIDIA H200"}
+    assert set(board(app)["Device"]) == {"NVIDIA H200"}
 
 
 def test_the_search_of_a_link_is_applied(ids: dict[str, str]) -> None:
-    assert list(opened("leaderboard", q="mxfp8").dataframe[0].value["Recipe"]) == ["MXFP8"]
+    assert list(board(opened("leaderboard", q="mxfp8"))["Recipe"]) == ["MXFP8"]
 
 
 def test_a_search_without_a_hit_says_how_to_go_on(ids: dict[str, str]) -> None:
@@ -449,9 +449,9 @@ def test_a_log_opens_in_place(ids: dict[str, str]) -> None:
 
 def test_the_runs_are_paged_and_searched_in_the_database(store: Store, ids: dict[str, str]) -> None:
     build(Path(places.data_dir()), 60)
-    assert len([b for b in opened("runs").button if b.label == "Open"]) == 25
-    assert len([b for b in opened("runs", page="3").button if b.label == "Open"]) == 25
-    assert len([b for b in opened("runs", find="down_proj ada").button if b.label == "Open"]) == 2
+    assert len([b for b in opened("runs").button if str(b.key).startswith("runs_open_")]) == 25
+    assert len([b for b in opened("runs", page="3").button if str(b.key).startswith("runs_open_")]) == 25
+    assert len([b for b in opened("runs", find="down_proj ada").button if str(b.key).startswith("runs_open_")]) == 2
 
 
 def test_a_note_and_a_pin_are_kept_for_everyone(store: Store, ids: dict[str, str]) -> None:
@@ -476,7 +476,7 @@ def test_a_run_says_what_to_type_to_serve_it(ids: dict[str, str]) -> None:
 def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     app = opened("runs", run=ids["MXFP8"])
     assert app.title[0].value == "MXFP8 loses 0.0172 nats to BF16"
-    numbers = app.dataframe[0].value.set_index("What")
+    numbers = table_with(app, "What", "Method").set_index("What")
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
     assert "210 weights were cast, 1 kept: areas are parameters." in page_text(app)
     assert "Weights: E4M3FN, one per 32 of a row, scales rceil. Activations: E4M3FN" in page_text(app).replace("\\", "")
@@ -568,3 +568,11 @@ def test_a_defect_is_an_internal_error_without_a_traceback(monkeypatch: pytest.M
     app = opened("leaderboard")
     assert [error.value for error in app.error] == [INTERNAL] and not app.exception
     assert "secret" not in page_text(app)
+
+
+def test_a_run_that_cannot_be_drawn_hides_no_other(store: Store, ids: dict[str, str]) -> None:
+    with store.session() as session:
+        session.execute(update(RunTable).where(RunTable.id == ids["MXFP8"]).values(state="hibernating"))
+    app = opened("runs")
+    assert not app.exception
+    assert len([b for b in app.button if str(b.key).startswith("runs_open_")]) >= len(ids) - 1

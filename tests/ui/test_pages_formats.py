@@ -7,7 +7,7 @@ import pytest
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.scaling import RULES
 from fp8dash.ui.words import plain
-from tests.ui.drawn import opened, page_text
+from tests.ui.drawn import opened, page_text, table_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 CAST, SCALES, FACTS = "Cast a few numbers", "Scale rules", "All formats"
@@ -56,9 +56,9 @@ def test_what_cannot_be_is_one_sentence(view, query):
 
 def test_numbers_are_cast_by_the_tile_rule_and_format_of_the_link():
     app = opened("formats", view=CAST, numbers="1 2 3 100\n-4 5 6 7", f="INT8", tile="1x4", rule="float32")
-    table = app.dataframe[0].value
-    assert list(table["Code"][:4]) == ["0x01", "0x03", "0x04", "0x7F"]
-    assert table["Scale"].nunique() == 2 and table["Becomes"][3] == pytest.approx(100)
+    cast = table_with(app, "What happened")
+    assert list(cast["Code"][:4]) == ["0x01", "0x03", "0x04", "0x7F"]
+    assert cast["Scale"].nunique() == 2 and cast["Becomes"][3] == pytest.approx(100)
     assert app.title[0].value.startswith(plain("INT8 by 1x4: "))
     assert "2 scales" in page_text(app) and "**INT8**" in page_text(app)
 
@@ -66,7 +66,7 @@ def test_numbers_are_cast_by_the_tile_rule_and_format_of_the_link():
 def test_clipped_and_flushed_numbers_are_counted():
     app = opened("formats", view=CAST, numbers="500 0.0001 0 1", f="E4M3FN", tile="tensor", rule="unit")
     assert "1 clipped and 1 flushed to zero of 4 numbers" in app.title[0].value
-    assert list(app.dataframe[0].value["What happened"]) == ["clipped", "flushed to zero", "exact", "exact"]
+    assert list(table_with(app, "What happened")["What happened"]) == ["clipped", "flushed to zero", "exact", "exact"]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -4,7 +4,7 @@ import pytest
 
 from fp8dash.choose.studies import QUESTIONS, Grid
 from fp8dash.ui.words import plain
-from tests.ui.drawn import opened, page_text, queued
+from tests.ui.drawn import opened, page_text, queued, table_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -73,7 +73,7 @@ def test_a_study_in_the_address_opens_with_answer_figure_table_and_downloads(ids
     app = opened("studies", study=store.run(ids["MXFP8"]).study_id)
     assert app.title[0].value.startswith(plain("MXFP8 loses least: KLD 0.0172 nats"))
     assert len(app.get("plotly_chart")) == 1
-    assert list(app.dataframe[0].value["Recipe"])[:3] == ["BF16", "MXFP8", "FP8_BLOCK"]
+    assert list(table_with(app, "Recipe")["Recipe"])[:3] == ["BF16", "MXFP8", "FP8_BLOCK"]
     assert {button.label for button in app.get("download_button")} >= {"Markdown", "HTML", "CSV"}
     assert not app.exception and not app.error
 

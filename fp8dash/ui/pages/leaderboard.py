@@ -94,7 +94,7 @@ def _empty(frame: Frame) -> None:
         "A run quantizes a model by one recipe and measures that same artefact. Two ways to fill this page: "
         "`make demo` queues eight recipes on a small model that needs no network, or queue your own."
     )
-    if st.button("New run", type="primary"):
+    if st.button("New run", type="primary", key="leaderboard_new_run"):
         frame.go("new_run")
 
 

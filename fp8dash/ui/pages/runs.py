@@ -66,7 +66,7 @@ def _list(frame: Frame, state: str | None, search: str, number: int, counts: dic
             st.header(plain(study[0].study or "Single run"), anchor=False, width="content")
             st.caption(f"{plain(study[0].owner)}, {moment(study[0].created_at, zone())}", width="content")
         for run in study:
-            _card(frame, run, stages[run.id])
+            guarded(_card)(frame, run, stages[run.id])
 
 
 def _studies(runs: Sequence[Run]) -> list[list[Run]]:
