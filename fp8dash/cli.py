@@ -23,8 +23,9 @@ from fp8dash.choose.request import LEAVES, Request, is_whole_path, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
 from fp8dash.places import data_dir, database_url
-from fp8dash.report import comparison, export, study_evidence, study_files
+from fp8dash.report import comparison, export, ship, ship_words, study_evidence, study_files
 from fp8dash.report import study as study_report
+from fp8dash.report.headline import headline
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
 from jobs.queue import Queue
 
@@ -117,6 +118,10 @@ def _study(options: argparse.Namespace) -> int:
     with _opened() as (store, queue):
         base = usual_request(at_work(store.workers())).but(**asked)
         plan = study_evidence.plan(store, question.requests(base))
+        if plan.known:
+            plan = study_evidence.plan(store, question.requests(base), _present(base))
+        if plan.stale:
+            print(f"{len(plan.stale)} runs measured other contents of this model or corpus: they are measured again")
         new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
         run_ids = [*(run.id for run in plan.known), *new]
         print(f"{len(plan.known)} of {len(run_ids)} runs were there already; queued: {' '.join(new) or 'none'}")
@@ -126,6 +131,28 @@ def _study(options: argparse.Namespace) -> int:
         evidence = study_evidence.of_runs(store, question, run_ids, reused=[run.id for run in plan.known])
         print(study_files.to_markdown(study_report.written(evidence)))
         return status
+
+
+def _present(request: Request) -> study_evidence.Content:
+    """What lies at a request's paths on this machine; unknown where nothing does, as for a worker's own folders."""
+    from fp8dash.measure.corpora import load_corpus
+    from fp8dash.model.load import content_hash
+
+    folder, text = Path(request.model).expanduser(), Path(request.corpus).expanduser()
+    try:
+        model = content_hash(folder) if (folder / "config.json").is_file() else ""
+        return study_evidence.Content(model, load_corpus(request.corpus).content_hash if text.is_file() else "")
+    except Fp8dashError:  # the worker that reads it will say what is wrong
+        return study_evidence.Content()
+
+
+def _ship(options: argparse.Namespace) -> int:
+    """What to ship, by what is stored."""
+    budget = ship.parse_quality_budget(options.budget)
+    with _opened() as (store, _):
+        board, target = ship.shipped(store, options.model, budget, options.target, options.batch)
+    print(ship_words.to_text(board, target, headline(board.contest)), end="")
+    return 0
 
 
 def _runs(options: argparse.Namespace) -> int:
@@ -298,6 +325,11 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--slot", type=int, default=0, help="GPU index; one worker per slot and machine")
     _add_request(command("submit", _submit, "queue runs and print their ids"))
     _add_study(command("study", _study, "queue the runs that answer a question, as one study"))
+    shipping = command("ship", _ship, "print which recipe of a model to ship, and why the others lost")
+    shipping.add_argument("--model", default=Request().model, help="as its runs name it (default: %(default)s)")
+    shipping.add_argument("--budget", default="kld=0.05", help="kld=… or ln_ppl_diff=…, nats (default: %(default)s)")
+    shipping.add_argument("--target", default="", help="a device that was measured, or an accelerator to predict")
+    shipping.add_argument("--batch", type=int, default=32, help="requests at once, of a prediction")
     runs = command("runs", _runs, "list runs, newest first")
     runs.add_argument("--limit", type=int, default=50)
     for name, run, text in (("cancel", _cancel, "cancel a run"), ("retry", _retry, "queue a failed run again")):

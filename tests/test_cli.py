@@ -17,6 +17,7 @@ from db.tables import RunTable, WorkerTable
 from db.workers import Workers
 from fp8dash.cli import main
 from fp8dash.places import database_url
+from tests.seed import fill
 
 
 @pytest.fixture(autouse=True)
@@ -266,3 +267,17 @@ def test_a_question_is_queued_once_and_its_study_written_up(capsys):
     assert said(capsys).out.startswith("<!doctype html>")
     assert main(["report", "--html"]) == 1
     assert "is of one study" in said(capsys).err
+
+
+def test_ship_prints_the_decision_and_why_the_others_lost(capsys):
+    store = Store(database_url())
+    fill(store)
+    store.close()
+    assert main(["ship", "--model", "demo", "--budget", "kld=0.05"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Ship INT8 on CPU (x86-64, 2 threads): KLD 0.0303 nats, 1.71× BF16 measured.")
+    assert "INT8_TENSOR: over the budget: KLD 1.21 nats, at most 0.0500" in text
+    assert main(["ship", "--model", "demo", "--target", "H200 SXM"]) == 0
+    assert "predicted for decoding at batch 32" in capsys.readouterr().out
+    for wrong in (["--budget", "0.05"], ["--model", "none"], ["--target", "H9000"]):
+        assert main(["ship", *wrong]) == 1 and "Traceback" not in capsys.readouterr().err
