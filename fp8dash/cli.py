@@ -136,7 +136,7 @@ def _study(options: argparse.Namespace) -> int:
 def _present(request: Request) -> study_evidence.Content:
     """What lies at a request's paths on this machine; unknown where nothing does, as for a worker's own folders."""
     from fp8dash.measure.corpora import load_corpus
-    from fp8dash.model.load import content_hash
+    from fp8dash.model.folder import content_hash
 
     folder, text = Path(request.model).expanduser(), Path(request.corpus).expanduser()
     try:
