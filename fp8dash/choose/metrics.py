@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better
 
 KLD_HELP = "Kullback-Leibler divergence from the baseline: full vocabulary, mean over tokens."
 
@@ -16,7 +16,7 @@ class Metric:
     name: str
     title: str
     unit: str
-    better: str
+    better: Better
     help: str
     digits: str = ""  # as in format(); empty for three significant digits
     per: float = 1.0  # the screen shows value / per

@@ -6,14 +6,17 @@ A stage yields Progress while it works and Rows as it measures; a StageResult is
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 STAGES = (
     "load", "baseline", "gradients", "sensitivity", "profile", "quantize", "gemm", "perplexity", "kv", "needle",
     "decode", "tasks", "export",
 )  # fmt: skip
 PREPARING = ("load", "baseline", "quantize")  # stages that measure nothing that is asked for by name: always walked
-LOWER, HIGHER, NEITHER = "lower", "higher", ""  # which direction is better
+Better = Literal["lower", "higher", ""]  # which direction of a number is better, if one is
+LOWER: Better = "lower"
+HIGHER: Better = "higher"
+NEITHER: Better = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Measurement:
     name: str
     value: float | None
     unit: str
-    better: str  # LOWER, HIGHER or NEITHER
+    better: Better
     method: str
     backend: str
     label: str = ""  # what it is of, where a name stands for several ("M=16")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, StaticCache
 
-from fp8dash.choose.records import HIGHER, LOWER, Measurement, Progress
+from fp8dash.choose.records import HIGHER, LOWER, Better, Measurement, Progress
 from fp8dash.errors import ModelError
 from fp8dash.measure.nvml import energy_joules
 
@@ -190,7 +190,7 @@ def _measurements(timing: Timing, batch: int, length: int, backend: str) -> Iter
     label = f"batch {batch}"
     note = f"{length} tokens in, {STEPS} out; {timing.how}; {len(timing.first)} passes"
 
-    def measured(name: str, value: float | None, unit: str, better: str, why: str = note) -> Measurement:
+    def measured(name: str, value: float | None, unit: str, better: Better, why: str = note) -> Measurement:
         return Measurement(name, value, unit, better, METHOD, backend, label, why, batch, length, STEPS, timing.how)
 
     first, whole = median(timing.first), median(map(sum, timing.gaps))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from fp8dash.choose.casts import KvCast
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement, Progress
 from fp8dash.errors import NotFinite
 from fp8dash.measure.divergence import Comparer, told_by
 from fp8dash.measure.kept import keep, kept, name_of
@@ -158,7 +158,7 @@ def _measurements(found: Sequence[Means], label: str, backend: str, note: str, s
     nll, base = [w.nll for w in found], [w.baseline_nll for w in found]
     difference, count = paired_difference(nll, base, seed=seed), len(found)
 
-    def measured(name: str, value: float | None, unit: str, better: str) -> Measurement:
+    def measured(name: str, value: float | None, unit: str, better: Better) -> Measurement:
         return Measurement(name, value, unit, better, PATH_METHOD, backend, label, note)
 
     yield measured("kv_ppl", math.exp(sum(nll) / count), "", LOWER)

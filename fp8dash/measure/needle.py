@@ -21,7 +21,7 @@ import torch
 
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.needles import KINDS, Kind
-from fp8dash.choose.records import HIGHER, NEITHER, Measurement, NeedleCell, Progress
+from fp8dash.choose.records import HIGHER, NEITHER, Better, Measurement, NeedleCell, Progress
 from fp8dash.errors import CorpusError, NotFinite
 from fp8dash.measure.essay import NOISE
 from fp8dash.measure.kept import keep, kept, name_of
@@ -222,7 +222,7 @@ def needle(
     method = f"{METHOD}; niah_{prompts[0].kind.name} {frame}, {prompts[0].kind.answer_tokens} answer tokens"
     note = " ".join([f"{len(cells)} cells.", *left_out]) if left_out else f"{len(cells)} cells"
 
-    def measured(name: str, value: float | None, unit: str, better: str, why: str = "") -> Measurement:
+    def measured(name: str, value: float | None, unit: str, better: Better, why: str = "") -> Measurement:
         return Measurement(name, value, unit, better, method, backend, note=why or note)
 
     yield measured("needle", _mean([c.score for c in cells]), "share", HIGHER)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fp8dash.choose.casts import KvCast
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, Window
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement, Progress, Window
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
@@ -121,7 +121,7 @@ def _measurements(
     """All that is measured of a run."""
 
     def measured(
-        name: str, value: float | None, unit: str, better: str, note: str = "", label: str = ""
+        name: str, value: float | None, unit: str, better: Better, note: str = "", label: str = ""
     ) -> Measurement:
         return Measurement(name, value, unit, better, windows.method, backend, label, note)
 

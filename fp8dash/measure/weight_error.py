@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fp8dash.choose.models.groups import is_routed_expert
-from fp8dash.choose.records import HEAD, HIGHER, LOWER, NEITHER, Layer, Measurement, Progress
+from fp8dash.choose.records import HEAD, HIGHER, LOWER, NEITHER, Better, Layer, Measurement, Progress
 from fp8dash.model.swap import KEPT, Swap
 from fp8dash.quant.error import CastError
 
@@ -72,7 +72,7 @@ def _count(coverage: _Coverage, swap: Swap, bits: float, active: float) -> None:
 
 
 def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement]:
-    def measured(name: str, value: float | None, unit: str, better: str, note: str = "") -> Measurement:
+    def measured(name: str, value: float | None, unit: str, better: Better, note: str = "") -> Measurement:
         return Measurement(name, value, unit, better, METHOD, "arithmetic", note=note)
 
     whole = coverage.cast_bits + coverage.kept_bits

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from db.store import Store
-from fp8dash.choose.records import Measurement, TaskItem
+from fp8dash.choose.records import Better, Measurement, TaskItem
 from fp8dash.errors import InvalidChoice
 from fp8dash.stats import Difference, hits_difference, paired_difference
 
@@ -31,7 +31,7 @@ class TaskLine:
 
     task: str
     metric: str
-    better: str
+    better: Better
     unit: str  # of the differences: "nats" where the number itself is the exponential of a mean
     scores: tuple[TaskScore | None, ...]
     differences: tuple[Difference | None, ...]
