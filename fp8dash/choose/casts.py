@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fp8dash.choose.formats import E4M3FN, E5M2, FORMATS, INT8, Format
+from fp8dash.choose.formats import E4M3FN, E5M2, FORMATS, INT8, FloatFormat, Format
 from fp8dash.choose.scaling import (
     COLUMN,
     DYNAMIC,
     EXACT,
     FLOAT32,
+    FRACTION,
     GUARDS,
     ROW,
     RULES,
@@ -75,6 +76,28 @@ class Cast:
     def is_observed(self) -> bool:
         """True where the scale is not the operand's own: activations must be seen before they are cast."""
         return self.when != DYNAMIC
+
+    @property
+    def is_full(self) -> bool:
+        """True where an integer's lowest code is used too."""
+        return self.guard.full_integers and not isinstance(self.format, FloatFormat)
+
+    @property
+    def divisor(self) -> float:
+        """What an amax is divided by: the largest code, or half a step more where the lowest code is used too.
+
+        >>> parse_cast("int8/row").divisor, parse_cast("int8/row/ct").divisor
+        (127.0, 127.5)
+        """
+        return self.format.max + 0.5 * self.is_full
+
+    @property
+    def carry(self) -> int:
+        """What a power-of-two rule adds to a float32's bits before its mantissa is dropped."""
+        fmt = self.format
+        mantissa_bits = fmt.mantissa_bits if isinstance(fmt, FloatFormat) else fmt.max_exponent
+        carries = {"none": 0, "any": FRACTION, "half code": 1 << (22 - mantissa_bits), "quarter": 1 << 21}
+        return carries[self.rule.carry]
 
     def bits_per_element(self, rows: int, cols: int) -> float:
         """Bits of one element of a [rows, cols] operand, its share of the scales included.

@@ -54,7 +54,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class KernelPath:
     """The kernel that runs a cast layer natively, or the reason why none does."""
 
     kernel: str | None
@@ -66,7 +66,7 @@ class Path:
         return self.kernel is not None
 
 
-def native_path(recipe: Recipe, n: int, k: int, device: Device) -> Path:
+def native_path(recipe: Recipe, n: int, k: int, device: Device) -> KernelPath:
     """The native kernel of an [n, k] weight under a recipe on a device, or why there is none.
 
     >>> from fp8dash.choose.recipe import parse_recipe
@@ -80,11 +80,11 @@ def native_path(recipe: Recipe, n: int, k: int, device: Device) -> Path:
         refusal = "a native kernel needs both operands cast (torch)"
         given = weights or activations or Cast(E4M3FN, ROW)
         nearest = _nearest(weights or _by_row(given), activations or _by_row(given), n, k, device)
-        return Path(None, f"{refusal}; nearest: {nearest}")
+        return KernelPath(None, f"{refusal}; nearest: {nearest}")
     if refusal := _refusal(weights, activations, n, k, device):
-        return Path(None, f"{refusal}; nearest: {_nearest(weights, activations, n, k, device)}")
+        return KernelPath(None, f"{refusal}; nearest: {_nearest(weights, activations, n, k, device)}")
     is_int = weights.format == INT8
-    return Path(INT_MM, "torch int8 matrix multiply") if is_int else Path(SCALED_MM, "torch scaled_mm")
+    return KernelPath(INT_MM, "torch int8 matrix multiply") if is_int else KernelPath(SCALED_MM, "torch scaled_mm")
 
 
 def _refusal(weights: Cast, activations: Cast, n: int, k: int, device: Device) -> str:

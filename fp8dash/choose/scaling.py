@@ -158,6 +158,8 @@ TE = Guard("te", "Transformer Engine: a tile of zeros has scale 1")
 DYNAMIC = When("dynamic")
 STATIC = When("static", "amax")
 DELAYED = When("delayed", "max", 1024)  # Transformer Engine's defaults
+FRACTION = 0x007FFFFF  # a float32's mantissa field, which rules of powers of two carry out of
+SHRINKS, SHRINK_STEP, ERROR_POWER = 20, 0.01, 2.4  # of the searched scale: llm-compressor's MSE observer
 LONGEST_HISTORY, LARGEST_MARGIN = 65_536, 16
 
 TILES = {t.name: t for t in (TENSOR, ROW, COLUMN, GROUP_1X128, BLOCK_128X128, GROUP_1X32, GROUP_1X16)}

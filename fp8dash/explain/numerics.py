@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, FloatFormat, Format
-from fp8dash.choose.scaling import Tile
+from fp8dash.choose.scaling import ERROR_POWER, FRACTION, SHRINK_STEP, SHRINKS, Tile
 from fp8dash.errors import NotFinite
 
 Floats = NDArray[np.float32]
@@ -22,8 +22,6 @@ Doubles = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 SMALLEST_NORMAL = np.float32(2.0**-126)
-FRACTION = 0x007FFFFF
-SHRINKS, SHRINK_STEP, ERROR_POWER = 20, 0.01, 2.4  # of the searched scale, as in quant.cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ ROUNDINGS = {r.name: r for r in (EVEN, AWAY, ZERO)}  # stochastic rounding has n
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Quantized:
+class Encoded:
     """Codes [rows, cols] as unsigned bit patterns, and each tile's stored scale [grid rows, grid cols]."""
 
     codes: Codes
@@ -62,7 +60,7 @@ class Quantized:
         return table[self.codes] * self.factors
 
 
-def quantize(x: Floats, cast: Cast) -> Quantized:
+def quantize(x: Floats, cast: Cast) -> Encoded:
     """The codes and scales of a [rows, cols] operand; raises NotFinite for NaN or infinity.
 
     >>> from fp8dash.choose.recipe import parse_cast
@@ -80,8 +78,8 @@ def quantize(x: Floats, cast: Cast) -> Quantized:
         scales = _searched(x, amax, cast)
     else:
         scales = scale_from_amax(amax, cast)
-    empty = Quantized(np.zeros(x.shape, np.int64), scales, cast, outer)
-    return Quantized(encode(_scaled(x, empty.factors, cast), cast.format), scales, cast, outer)
+    empty = Encoded(np.zeros(x.shape, np.int64), scales, cast, outer)
+    return Encoded(encode(_scaled(x, empty.factors, cast), cast.format), scales, cast, outer)
 
 
 def on_grid(y: NDArray[Any], fmt: Format, rounding: Rounding = EVEN) -> Doubles:
@@ -139,13 +137,8 @@ def scale_from_amax(amax: Floats, cast: Cast) -> Floats:
         return np.ones_like(amax)
     if rule.power_of:
         return _power_of_two(amax, cast)
-    scales = np.maximum(amax / np.float32(top(cast)), max(np.float32(guard.scale_floor), SMALLEST_NORMAL))
+    scales = np.maximum(amax / np.float32(cast.divisor), max(np.float32(guard.scale_floor), SMALLEST_NORMAL))
     return np.where(amax == 0, np.float32(guard.zero_scale), scales)
-
-
-def top(cast: Cast) -> float:
-    """What an amax is divided by: the largest code, or half a step more where integers use their lowest code too."""
-    return cast.format.max + 0.5 * _is_full(cast)
 
 
 def spread(scales: Floats, tile: Tile, rows: int, cols: int) -> Floats:
@@ -154,13 +147,9 @@ def spread(scales: Floats, tile: Tile, rows: int, cols: int) -> Floats:
     return np.repeat(tall, tile.cols or cols, axis=1)[:, :cols]
 
 
-def _is_full(cast: Cast) -> bool:
-    return cast.guard.full_integers and not isinstance(cast.format, FloatFormat)
-
-
 def _scaled(x: Floats, factors: Floats, cast: Cast) -> Floats:
     """Numbers over their factors in float32, clamped to the format's range."""
-    lowest, highest = np.float32(-cast.format.max - _is_full(cast)), np.float32(cast.format.max)
+    lowest, highest = np.float32(-cast.format.max - cast.is_full), np.float32(cast.format.max)
     return np.asarray(np.clip(x / factors, lowest, highest), np.float32)
 
 
@@ -196,19 +185,12 @@ def _reduced(x: Floats, tile: Tile, reduce: np.ufunc) -> Floats:
 def _power_of_two(amax: Floats, cast: Cast) -> Floats:
     """Powers of two 2^-127 ... 2^127 by a rule: integer arithmetic on float32's fields, never log2."""
     quotient = cast.rule.power_of == "quotient"
-    x = amax * (np.float32(1) / np.float32(top(cast))) if quotient else amax
+    x = amax * (np.float32(1) / np.float32(cast.divisor)) if quotient else amax
     bits = x.view(np.int32)
-    exponents = ((bits + _carry(cast)) >> 23) - (0 if quotient else cast.format.max_exponent)
+    exponents = ((bits + cast.carry) >> 23) - (0 if quotient else cast.format.max_exponent)
     if quotient:  # up to 2^-127, the smallest scale, the carry would say 2^-126
         exponents = np.where(bits <= 1 << 22, 0, exponents)
     return _from_exponent(exponents)
-
-
-def _carry(cast: Cast) -> int:
-    """What a rule adds to a float32's bits before its mantissa is dropped."""
-    fmt = cast.format
-    mantissa_bits = fmt.mantissa_bits if isinstance(fmt, FloatFormat) else fmt.max_exponent
-    return {"none": 0, "any": FRACTION, "half code": 1 << (22 - mantissa_bits), "quarter": 1 << 21}[cast.rule.carry]
 
 
 def _from_exponent(exponents: NDArray[Any]) -> Floats:

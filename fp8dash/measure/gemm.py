@@ -18,8 +18,7 @@ import torch
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from fp8dash.choose.hardware import Device, native_path
-from fp8dash.choose.hardware import Path as KernelPath
+from fp8dash.choose.hardware import Device, KernelPath, native_path
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, GemmPoint, Measurement, Progress
 from fp8dash.model.load import DTYPE

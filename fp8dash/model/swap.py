@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.catalog import ALSO
-from fp8dash.choose.hardware import Device, Path, native_path
+from fp8dash.choose.hardware import Device, KernelPath, native_path
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HEAD
 from fp8dash.errors import KernelRefused, NotFinite
@@ -148,7 +148,9 @@ def _cast_linear(model: Any, part: Part, recipe: Recipe, casters: Casters, devic
     return Swap(part, recipe.weights, error, where, path.reason)
 
 
-def _of_codes(codes: Quantized, bias: Tensor | None, caster: ActivationCast, path: Path, recipe: Recipe) -> nn.Module:
+def _of_codes(
+    codes: Quantized, bias: Tensor | None, caster: ActivationCast, path: KernelPath, recipe: Recipe
+) -> nn.Module:
     """The Linear that multiplies codes: by a kernel, or as a simulated tensor core."""
     if recipe.accumulator:
         return SimulatedLinear(codes, bias, caster, recipe.accumulator)
@@ -166,7 +168,7 @@ def _cast_table(model: Any, part: Part, recipe: Recipe) -> Swap:
     return Swap(part, recipe.weights, error, EMULATED, "no product: stored as codes, decoded when read")
 
 
-def _path(model: Any, recipe: Recipe, name: str, linear: nn.Linear, device: Device, backend: str) -> Path:
+def _path(model: Any, recipe: Recipe, name: str, linear: nn.Linear, device: Device, backend: str) -> KernelPath:
     n, k = linear.weight.shape
     path = native_path(recipe, n, k, device)
     if recipe.accumulator:
@@ -175,11 +177,13 @@ def _path(model: Any, recipe: Recipe, name: str, linear: nn.Linear, device: Devi
                 f"The backend native is refused: acc={recipe.accumulator.name} is simulated (fp8dash); "
                 "nearest: the backend auto."
             )
-        return Path(None, recipe.accumulator.meaning)
+        return KernelPath(None, recipe.accumulator.meaning)
     if backend == EMULATED:
-        return Path(None, "the emulated backend was asked for")
+        return KernelPath(None, "the emulated backend was asked for")
     if path.is_native and is_read_directly(model, name):
-        path = Path(None, "the model's own code reads its weight, so it is decoded (transformers); nearest: emulate it")
+        path = KernelPath(
+            None, "the model's own code reads its weight, so it is decoded (transformers); nearest: emulate it"
+        )
     if backend == NATIVE and not path.is_native:
         raise KernelRefused(f"{name} cannot run natively: {path.reason}, or the backend auto.")
     return path

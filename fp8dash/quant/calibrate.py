@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fp8dash.choose.casts import Cast
-from fp8dash.choose.scaling import TENSOR
+from fp8dash.choose.scaling import ERROR_POWER, SHRINK_STEP, SHRINKS, TENSOR
 from fp8dash.errors import NotFinite
-from fp8dash.quant.cast import ERROR_POWER, SHRINK_STEP, SHRINKS, rounded, scale_from_amax, tile_amax
+from fp8dash.quant.cast import rounded, scale_from_amax, tile_amax
 
 MAGNITUDES = 1 << 15  # bfloat16 bit patterns without their sign
 

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, FloatFormat, Format
-from fp8dash.choose.scaling import ScaleRule, Tile
+from fp8dash.choose.scaling import ERROR_POWER, FRACTION, SHRINK_STEP, SHRINKS, Tile
 from fp8dash.errors import NotFinite
 
 DTYPES = {  # of codes; those of the other formats are uint8, one a byte
@@ -33,8 +33,7 @@ SMALLEST_NORMAL = torch.finfo(torch.float32).tiny  # a subnormal scale would los
 BLOCK = {"cpu": 1 << 19, "cuda": 1 << 26}  # elements cast at a time
 SHORT = 64  # elements of a row below which a CPU takes ten times longer to reduce 16-bit numbers than 32-bit ones
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as floats of so many bytes
-FRACTION, EXPONENT = 0x007FFFFF, 0x7F800000  # fields of a float32
-SHRINKS, SHRINK_STEP, ERROR_POWER = 20, 0.01, 2.4  # of the searched scale: llm-compressor's MSE observer
+EXPONENT = 0x7F800000  # a float32's exponent field
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def scale_from_amax(amax: Tensor, cast: Cast) -> Tensor:
         return torch.ones_like(amax).masked_fill_(~torch.isfinite(amax), torch.nan)
     if rule.power_of:
         return _power_of_two(amax, cast)
-    scales = (amax / (cast.format.max + 0.5 * _is_full(cast))).clamp_min(max(guard.scale_floor, SMALLEST_NORMAL))
+    scales = (amax / cast.divisor).clamp_min(max(guard.scale_floor, SMALLEST_NORMAL))
     scales = torch.where(amax == 0, guard.zero_scale, scales)
     return scales.masked_fill(~torch.isfinite(amax), torch.nan)
 
@@ -219,7 +218,7 @@ def _scaled_blocks(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[sli
     for rows in _slices(x):
         block, own = _tiled(x[rows], cast.tile), by_row if len(by_row) == 1 else by_row[rows]
         room = _room(room, block, torch.float32)
-        yield rows, block, torch.div(block, own, out=room).clamp_(-top - _is_full(cast), top), own
+        yield rows, block, torch.div(block, own, out=room).clamp_(-top - cast.is_full, top), own
 
 
 def _blocks_of_values(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
@@ -260,11 +259,6 @@ def _refuse_not_finite(scales: Tensor, x: Tensor, cast: Cast) -> None:
         raise NotFinite(f"A tensor of shape {list(x.shape)} holds NaN or infinity and cannot be cast to {cast.text}.")
 
 
-def _is_full(cast: Cast) -> bool:
-    """True where an integer's lowest code is used too."""
-    return cast.guard.full_integers and not isinstance(cast.format, FloatFormat)
-
-
 def _whole(scales: Tensor, outer: Tensor | None) -> Tensor:
     """The factor of each tile; a product that underflows is kept off zero."""
     return scales if outer is None else (scales * outer).clamp_min(SMALLEST_NORMAL)
@@ -273,19 +267,13 @@ def _whole(scales: Tensor, outer: Tensor | None) -> Tensor:
 def _power_of_two(amax: Tensor, cast: Cast) -> Tensor:
     """Powers of two 2^-127 ... 2^127 by a rule: integer arithmetic on float32's fields, never log2."""
     quotient = cast.rule.power_of == "quotient"
-    top = torch.tensor(cast.format.max + 0.5 * _is_full(cast), dtype=torch.float32)
+    top = torch.tensor(cast.divisor, dtype=torch.float32)
     x = amax * (1 / top).item() if quotient else amax
     bits = x.view(torch.int32)
-    exponent = ((bits + _carry(cast.rule, cast.format)) >> 23) - (0 if quotient else cast.format.max_exponent)
+    exponent = ((bits + cast.carry) >> 23) - (0 if quotient else cast.format.max_exponent)
     if quotient:  # up to 2^-127, the smallest scale, the carry would say 2^-126
         exponent = exponent.masked_fill(bits <= 1 << 22, 0)
     return _from_exponent(exponent.clamp(0, 254)).masked_fill(~torch.isfinite(amax), torch.nan)
-
-
-def _carry(rule: ScaleRule, fmt: Format) -> int:
-    """What a rule adds to a float32's bits before its mantissa is dropped."""
-    mantissa_bits = fmt.mantissa_bits if isinstance(fmt, FloatFormat) else fmt.max_exponent
-    return {"none": 0, "any": FRACTION, "half code": 1 << (22 - mantissa_bits), "quarter": 1 << 21}[rule.carry]
 
 
 def _from_exponent(exponent: Tensor) -> Tensor:
