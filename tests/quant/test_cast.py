@@ -58,7 +58,7 @@ def test_a_tile_of_zeros_gives_exact_zeros(fmt, rule):
 
 
 @every_pair
-@pytest.mark.parametrize("size", [1e-30, 1e30])
+@pytest.mark.parametrize("size", [2.0**-100, 2.0**100])
 def test_tiny_and_huge_tensors_keep_their_relative_error(fmt, rule, size):
     if rule == UNIT:
         return  # nothing is scaled, so nothing can keep its error
@@ -67,7 +67,7 @@ def test_tiny_and_huge_tensors_keep_their_relative_error(fmt, rule, size):
         moderate, extreme = (dequantize(quantize(x * s, cast)).double() / s for s in (1.0, size))
         errors = [(found - x).norm() / x.norm() for found in (moderate, extreme)]
         assert torch.isfinite(extreme).all()
-        assert errors[1] < 1.3 * errors[0] + 1e-6, cast.text  # powers of two fall differently under it
+        assert errors[1] < 1.001 * errors[0] + 1e-6, cast.text  # by a power of two, so that all scales move alike
 
 
 @every_pair
