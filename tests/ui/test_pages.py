@@ -576,3 +576,18 @@ def test_a_run_that_cannot_be_drawn_hides_no_other(store: Store, ids: dict[str, 
     app = opened("runs")
     assert not app.exception
     assert len([b for b in app.button if str(b.key).startswith("runs_open_")]) >= len(ids) - 1
+
+
+def test_a_run_of_a_newer_version_is_listed_with_the_reason_and_hides_no_other(
+    store: Store, ids: dict[str, str]
+) -> None:
+    newer = ids["MXFP8"]
+    with store.session() as session:
+        session.execute(update(RunTable).where(RunTable.id == newer).values(request={"phase_of_the_moon": "full"}))
+    app = opened("runs")
+    assert not app.exception and widget(app, f"runs_again_{newer}").disabled
+    opens = {str(b.key) for b in app.button if str(b.key).startswith("runs_open_")}
+    assert {f"runs_open_{newer}", f"runs_open_{ids['FP8_BLOCK']}"} <= opens
+    page = opened("runs", run=newer)
+    reason = plain(store.run(newer).unreadable)
+    assert reason and not page.exception and page.title and reason in [warning.value for warning in page.warning]

@@ -47,14 +47,14 @@ def _head(frame: Frame, run: Run, row: Standing) -> None:
     st.title(_headline(run, row), anchor=False)
     if row.kld is not None and not row.is_baseline:
         st.markdown(plain(f"{beside_loss(row)}."))
-    st.markdown(
-        f"`{run.recipe}` on {plain(short(run.model))}, {plain(short(run.corpus))}, {setting(run.request, run.facts)}"
-    )
+    where = f"{plain(short(run.model))}, {plain(short(run.corpus))}"
+    how = "" if run.unreadable else f", {setting(run.request, run.facts)}"
+    st.markdown(f"`{run.recipe}` on {where}{how}")
     _recipe(run.recipe)
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("All runs", key="run_all"):
             frame.go("runs")
-        if st.button("Again with changes", key="run_again"):
+        if st.button("Again with changes", key="run_again", disabled=bool(run.unreadable)):
             frame.go("new_run", **{"from": run.id})
 
 

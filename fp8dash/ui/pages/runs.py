@@ -125,7 +125,7 @@ def _doors(frame: Frame, run: Run) -> None:
             _act(frame.queue.retry, run.id)
         if st.button("Open", key=f"runs_open_{run.id}"):
             frame.go("runs", run=run.id)
-        if st.button("Again with changes", key=f"runs_again_{run.id}"):
+        if st.button("Again with changes", key=f"runs_again_{run.id}", disabled=bool(run.unreadable)):
             frame.go("new_run", **{"from": run.id})
         if run.state != QUEUED:
             st.session_state.setdefault(f"runs_log_{run.id}", run.id in linked.ids("log"))
