@@ -231,7 +231,7 @@ def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> 
     """How the divergence spreads over tokens: a recipe may lose little on average and much on a few."""
     measured = frame.store.measurements([row.run for row in rows if not row.is_baseline], ["kld_tokens"])
     kept = {
-        names[run]: {m.label: m.value or 0.0 for m in all_of if m.label not in LOWEST}
+        names[run]: {m.label: m.value for m in all_of if m.value is not None and m.label not in LOWEST}
         for run, all_of in measured.items()
     }
     found = {name: values for name, values in kept.items() if values}
