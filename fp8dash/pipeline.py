@@ -8,10 +8,11 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import PREPARING, Layer, Progress, Row, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.choose.windows import Reading
+from fp8dash.errors import CorpusError, Fp8dashError, ModelError
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import Corpus, Windows, adds_bos, calibration_windows, cut_windows, load_corpus
@@ -53,15 +55,21 @@ from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import export
 from fp8dash.model.fit import check_fit
 from fp8dash.model.head import full_head
-from fp8dash.model.load import LoadedModel, find_device, load, locate, torch_device
+from fp8dash.model.load import LoadedModel, check_tokens, find_device, load, locate, torch_device
 from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
+from fp8dash.model.reading import CHUNK, WHOLE, chunk_of
 from fp8dash.model.swap import EMULATED, cast_model, planned
+from fp8dash.model.trust import own_code
 from fp8dash.places import tasks_dir
 
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
 WINDOWED = COMPARED | {"gradients", "profile"}
 TIMED = {"gemm", "decode"}  # nothing may run beside what is timed
+
+NOT_RUN = "; the checkpoint’s own code (auto_map) is not run, transformers’ is"
+HASHES: dict[str, type[Fp8dashError]] = {"model_hash": ModelError, "corpus_hash": CorpusError}
+NOTHING_RECORDED: Mapping[str, str | None] = MappingProxyType({})
 
 Item = Progress | Row | Baseline
 
@@ -76,9 +84,11 @@ class Bench:
     device: Device
     where: torch.device
     passes: Passes
+    recorded: dict[str, str | None] = field(default_factory=dict)  # hashes of what an earlier attempt measured
     facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
     loaded: LoadedModel = field(init=False)  # from load, as are the next five
     reading: Reading = field(init=False)  # with BOS resolved
+    chunk: int = CHUNK  # of prompts; WHOLE where the model is another one when it is read in chunks
     corpus: Corpus = field(init=False)
     windows: Windows = field(init=False)  # only where one of WINDOWED is measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
@@ -98,9 +108,15 @@ class Bench:
 
 
 def run_stages(
-    request: Request, done: frozenset[str], cache: Path, tell: Callable[[Progress], None] = lambda _: None
+    request: Request,
+    done: frozenset[str],
+    cache: Path,
+    tell: Callable[[Progress], None] = lambda _: None,
+    recorded: Mapping[str, str | None] = NOTHING_RECORDED,
 ) -> Iterator[Progress | StageResult]:
     """Progress, and a StageResult for each stage that is not `done`; raises Fp8dashError with what to change.
+
+    `recorded` holds the hashes (of HASHES) of what an earlier attempt measured: other files now fail the run.
 
     `tell` hears of a step that takes long while the model is at it: what a generator cannot yield.
     """
@@ -109,7 +125,7 @@ def run_stages(
     if not left and all(name in done for name in PREPARING):
         return
     recipe, where = parse_recipe(request.recipe), torch_device(request.device)
-    bench = Bench(request, recipe, cache, find_device(request.device), where, Passes(tell))
+    bench = Bench(request, recipe, cache, find_device(request.device), where, Passes(tell), dict(recorded))
     torch.manual_seed(request.seed)
     for name, work in STAGES.items():
         if name in PREPARING or name in left:
@@ -141,8 +157,10 @@ def _load(bench: Bench) -> Iterator[Item]:
     yield Progress("load", 0, 3, f"finding {request.model}")
     bench.corpus = load_corpus(request.corpus)
     folder = locate(request.model, bench.cache)
-    yield Progress("load", 1, 3, "reading weights")
+    brings_code = own_code(folder)
+    yield Progress("load", 1, 3, f"reading weights{NOT_RUN if brings_code else ''}")
     loaded = bench.loaded = load(folder, bench.where)
+    _check_identity(bench)
     bench.reading = request.reading.resolved(adds_bos(loaded.tokenizer))
     check_fit(loaded.model, bench.recipe, exported="export" in request.measures)
     yield Progress("load", 2, 3, "cutting the corpus")
@@ -155,6 +173,7 @@ def _load(bench: Bench) -> Iterator[Item]:
             loaded.context,
             bench.reading,
         )
+        check_tokens(loaded, bench.windows.ids.flatten().tolist())
     if "needle" in request.measures:
         grid = _grid(request, bench.corpus)
         bench.grid, bench.left_out = fitting(loaded.tokenizer, grid, loaded.context, request.needles.chat)
@@ -164,22 +183,46 @@ def _load(bench: Bench) -> Iterator[Item]:
 
         yield Progress("load", 2, 3, "fetching the tasks’ data")
         bench.tasks = find_tasks(request.tasks.names, loaded, tasks_dir())
+    if {"needle", "kv"} & set(request.measures):
+        bench.chunk = chunk_of(loaded.model)
+        if bench.chunk == WHOLE and "kv" in request.measures:
+            raise ModelError(
+                f"{type(loaded.model).__name__} is another model when it is read in chunks through its cache: leave "
+                "out the measure kv, and kv= of the recipe."
+            )
     bench.base_head = full_head(loaded.model)
     bench.passes.watch(loaded.model, bench.base_head)
     bench.shapes, bench.untimed = linear_shapes(loaded.model)
     bench.facts = _provenance(bench, loaded, bench.corpus) | bench.calibrated_on
+    bench.facts |= {"own_code": "not run"} if brings_code else {}
+
+
+def _check_identity(bench: Bench) -> None:
+    """Raises ModelError or CorpusError where files changed since an earlier attempt: two would stand in one run."""
+    now = {"model_hash": bench.loaded.content_hash, "corpus_hash": bench.corpus.content_hash}
+    names = {"model_hash": f"The model “{bench.request.model}”", "corpus_hash": f"The corpus “{bench.corpus.name}”"}
+    for name, error in HASHES.items():
+        before = bench.recorded.get(name)
+        if before and before != now[name]:
+            raise error(
+                f"{names[name]} is not what this run began with: its hash was {before[:12]} and is {now[name][:12]} "
+                "now. Put the earlier files back and retry, or submit the run anew to measure the present ones."
+            )
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
     measures, facts = bench.request.measures, (bench.loaded.content_hash, bench.device.label)
     if "needle" in measures:
         bench.prompts = build_prompts(bench.loaded, bench.grid, bench.request.needles.chat)
+        check_tokens(bench.loaded, (token for prompt in bench.prompts for token in (*prompt.ids, *prompt.answer)))
     if COMPARED & set(measures):
         yield from _token_baseline(bench)
     if "kv" in measures:
         bench.kv_baseline = yield from kv_baseline(bench.loaded.model, bench.windows.ids, bench.cache, *facts)
     if "needle" in measures:
-        bench.needle_baseline = yield from baseline_answers(bench.loaded, bench.prompts, bench.cache, *facts)
+        bench.needle_baseline = yield from baseline_answers(
+            bench.loaded, bench.prompts, bench.cache, *facts, chunk=bench.chunk
+        )
 
 
 def _token_baseline(bench: Bench) -> Iterator[Item]:
@@ -261,14 +304,14 @@ def _needle(bench: Bench) -> Iterator[Item]:
     request, answers = bench.request, bench.needle_baseline
     if not bench.recipe.is_baseline:  # else they are the run's own: nothing was cast
         answers = []
-        for item in answered(bench.loaded, bench.prompts, bench.recipe.kv, "needle"):
+        for item in answered(bench.loaded, bench.prompts, bench.recipe.kv, "needle", bench.chunk):
             if isinstance(item, Answer):
                 answers.append(item)
             else:
                 yield item
     chat = chat_of(bench.loaded.tokenizer, request.needles.chat)
-    told = (bench.backend, request.seed, f"in {request.needles.haystack}, chat template {chat}", bench.left_out)
-    yield from needle(bench.prompts, answers, bench.needle_baseline, *told)
+    given = (bench.backend, request.seed, f"in {request.needles.haystack}, chat template {chat}", bench.left_out)
+    yield from needle(bench.prompts, answers, bench.needle_baseline, *given, bench.chunk)
 
 
 def _grid(request: Request, corpus: Corpus) -> Grid:
@@ -323,6 +366,7 @@ def _calibration(bench: Bench, loaded: LoadedModel) -> tuple[Tensor | None, dict
     measured = request.windows.tokens if corpus.content_hash == bench.corpus.content_hash else 0
     count, length = request.calibration.windows, request.windows.length
     windows = calibration_windows(loaded.tokenizer, corpus, count, length, measured, bench.reading)
+    check_tokens(loaded, windows.flatten().tolist())
     facts: dict[str, Any] = {"corpus": corpus.name, "hash": corpus.content_hash}
     facts |= {"windows": count, "window_length": length} | ({"bos": True} if bench.reading.bos == "bos" else {})
     return windows, {"calibration": facts}

@@ -178,7 +178,9 @@ def answer(task: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> bool
     try:
         from fp8dash.pipeline import run_stages
 
-        for item in run_stages(Request.from_json(task["request"]), frozenset(task["done"]), cache_dir(), tell):
+        for item in run_stages(
+            Request.from_json(task["request"]), frozenset(task["done"]), cache_dir(), tell, task.get("recorded", {})
+        ):
             if isinstance(item, StageResult):
                 send({STAGE: item.to_json()})
             else:

@@ -4,7 +4,7 @@ import pytest
 
 from fp8dash.choose.records import Measurement, NeedleCell, Progress, StageResult, Window
 from fp8dash.choose.request import Request
-from fp8dash.errors import CorpusError, InvalidChoice
+from fp8dash.errors import CorpusError, InvalidChoice, ModelError
 from fp8dash.model import passes
 from fp8dash.pipeline import run_stages
 
@@ -120,3 +120,14 @@ def test_a_request_that_cannot_be_is_refused_with_what_to_change(change, said):
 def test_a_request_of_a_newer_version_is_refused():
     with pytest.raises(InvalidChoice, match="newer version"):
         Request.from_json({"model": "demo", "accumulator": "fp22"})
+
+
+@pytest.mark.parametrize("name", ["model_hash", "corpus_hash"])
+def test_a_run_taken_up_again_on_other_files_fails_with_both_hashes(request_, tmp_path, name):
+    facts = results(request_, (), tmp_path)["load"].facts
+    done = frozenset({"load", "baseline"})
+    recorded = {key: facts[key] for key in ("model_hash", "corpus_hash")}
+    next(run_stages(request_, done, tmp_path, recorded=recorded))
+    changed = recorded | {name: "0" * 64}
+    with pytest.raises((ModelError, CorpusError), match=f"its hash was 0{{12}} and is {facts[name][:12]} now"):
+        list(run_stages(request_, done, tmp_path, recorded=changed))

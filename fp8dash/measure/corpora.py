@@ -1,8 +1,10 @@
 """Texts to measure on, and their cut into windows of tokens."""
 
 import hashlib
+import os
 import platform
 import re
+import stat
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -83,7 +85,8 @@ def cut_windows(
     """`count` windows of `length` tokens from the start of a corpus; raises CorpusError or InvalidChoice.
 
     `context` is the most tokens that the model takes, 0 where unknown. BOS takes the place of a window's first token,
-    so that no window grows; the text then begins with one, too (llama.cpp, tools/perplexity/perplexity.cpp).
+    so that no window grows; the text then begins with one, too (llama.cpp, tools/perplexity/perplexity.cpp). What
+    spells a special token inside the text is read as text, as there; a tokenizer's own EOS at the end is left out.
     """
     if context and length > context:
         raise CorpusError(
@@ -174,9 +177,12 @@ def _counts(text: str, span: tuple[int, int]) -> tuple[int, int]:
 
 
 def _tokens(tokenizer: Any, text: str) -> _Tokens:
-    told = bool(getattr(tokenizer, "is_fast", False))
-    found = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=told)
-    return _Tokens(found["input_ids"], [end for _, end in found["offset_mapping"]] if told else [])
+    """A text's own tokens. What spells a special token is text here, as in llama.cpp's perplexity tool."""
+    offsets = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(
+        text, add_special_tokens=False, split_special_tokens=True, verbose=False, return_offsets_mapping=offsets
+    )
+    return _Tokens(encoded["input_ids"], [end for _, end in encoded["offset_mapping"]] if offsets else [])
 
 
 def pydocs_pages() -> list[str]:
@@ -191,13 +197,23 @@ def _pydocs() -> str:
 
 
 def _file(path: Path) -> str:
+    """The text of a regular UTF-8 file, without a byte order mark, its lines ended by \\n alone."""
     try:
-        if path.stat().st_size > LARGEST:
+        data = _bytes(path)
+        if len(data) > LARGEST:
             raise CorpusError(f"{path} is larger than {LARGEST >> 20} MiB: cut it, windows are taken from its start.")
-        return path.read_text("utf-8")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or choose “pydocs”.") from error
-    except OSError as error:
-        raise CorpusError(
-            f"The corpus {path} cannot be read ({error.strerror}): choose “pydocs” or a text file."
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CorpusError(f"The corpus {path} cannot be read ({reason}): choose “pydocs” or a text file.") from error
+
+
+def _bytes(path: Path) -> bytes:
+    """At most one byte more than LARGEST; a pipe or device, which may never end, is refused before it is read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CorpusError(f"The corpus {path} is not a regular file: choose “pydocs” or a text file.")
+        return stream.read(LARGEST + 1)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from lm_eval import simple_evaluate
+from lm_eval.api import metrics
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -27,7 +28,8 @@ from fp8dash.choose.casts import KvCast
 from fp8dash.choose.catalog import OWN_TASKS
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, TaskItem
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
-from fp8dash.model.load import LoadedModel
+from fp8dash.model.chat import frame_of
+from fp8dash.model.load import LoadedModel, check_tokens
 from fp8dash.quant.kv_cache import quantized_cache
 
 METHOD = (
@@ -88,8 +90,10 @@ def harness(
 
     With `kv` every token reads the earlier ones from a quantized cache. Raises InvalidChoice or NotFinite.
     """
-    if asking.prompt == "chat" and not loaded.tokenizer.chat_template:
-        raise InvalidChoice("The model has no chat template: choose the plain task prompt.")
+    if asking.prompt == "chat":
+        if not loaded.tokenizer.chat_template:
+            raise InvalidChoice("The model has no chat template: choose the plain task prompt.")
+        frame_of(loaded.tokenizer)  # raises ModelError for one that fails or loops
     model = _Model(loaded, asking.precision, kv)
     precision = str(loaded.model.dtype).removeprefix("torch.") if asking.precision == "model" else asking.precision
     told = set[str]()  # a task may be named, and belong to a group that is named too
@@ -105,12 +109,23 @@ class _Model(HFLM):  # type: ignore[misc] # lm-eval has no types
 
     def __init__(self, loaded: LoadedModel, precision: str, kv: KvCast | None) -> None:
         """Changes nothing of the model: a cast head stays untied."""
-        self._kv = kv
+        self._loaded, self._kv = loaded, kv
         softmax = None if precision == "model" else precision
         with _left_untied(loaded.model):
             super().__init__(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=1, softmax_dtype=softmax)
 
+    @property
+    def eot_token_id(self) -> int | None:
+        """What ends a text; None for a tokenizer that has nothing of the kind."""
+        ends: int | None = self.tokenizer.eos_token_id
+        return ends
+
+    def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
+        """As lm-eval's; without an end of text an answer ends where the task or its length says."""
+        return None if tokens is None else super().tok_decode(tokens, skip_special_tokens)
+
     def _model_call(self, inps: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        check_tokens(self._loaded, inps.flatten().tolist())
         if self._kv is None:
             logits: torch.Tensor = super()._model_call(inps, *args, **kwargs)
             return logits
@@ -119,6 +134,7 @@ class _Model(HFLM):  # type: ignore[misc] # lm-eval has no types
         return logits
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
+        check_tokens(self._loaded, context.flatten().tolist())
         cache = {"cache": quantized_cache(self.model, self._kv)} if self._kv else {}
         ids: torch.Tensor = super()._model_generate(context, max_length, stop, **kwargs, **cache)
         return ids
@@ -180,10 +196,11 @@ def _evaluated(model: HFLM, tasks: Json, asking: Asking, what: str) -> Generator
     wanted = [*roots, *(task for name, task in tasks["tasks"].items() if name not in members)]
     while True:
         try:
-            results: Json = simple_evaluate(
-                model=answers, tasks=wanted, limit=asking.limit or None, bootstrap_iters=BOOTSTRAPS,
-                apply_chat_template=asking.prompt == "chat", task_manager=TaskManager(include_defaults=False),
-            )  # fmt: skip
+            with _overflowing():
+                results: Json = simple_evaluate(
+                    model=answers, tasks=wanted, limit=asking.limit or None, bootstrap_iters=BOOTSTRAPS,
+                    apply_chat_template=asking.prompt == "chat", task_manager=TaskManager(include_defaults=False),
+                )  # fmt: skip
             return results
         except _Asked as question:
             kind, requests = question.kind, question.requests
@@ -234,7 +251,8 @@ def _scores(numbers: Json, samples: Sequence[Json]) -> Iterator[_Scores]:
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
         name = metric if chosen == "none" else key
-        if not math.isfinite(value):
+        overflows = value == math.inf and metric.endswith("perplexity")  # e to a finite power: stored as what it is
+        if not math.isfinite(value) and not overflows:
             raise NotFinite(f"The model gave NaN or infinity in {name}: it overflowed. Try smaller tiles or skip=.")
         stderr = numbers.get(f"{metric}_stderr,{chosen}")
         known = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
@@ -325,6 +343,27 @@ def _loaded(name: str, manager: TaskManager, folder: Path) -> Json:
         if getattr(task, "MULTIMODAL", False):
             raise InvalidChoice(f"The task “{name}” shows images or sound: choose one of text.")
     return found
+
+
+class _Math:
+    """The module math, but for an exponential too large for a float: infinity, and no error."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(math, name)
+
+    @staticmethod
+    def exp(x: float) -> float:
+        return math.exp(x) if x < 700 else math.inf
+
+
+@contextmanager
+def _overflowing() -> Iterator[None]:
+    """Within, a perplexity of lm-eval's that overflows is infinite; bits per byte, from the same sums, stay."""
+    metrics.math = _Math()
+    try:
+        yield
+    finally:
+        metrics.math = math
 
 
 @contextmanager

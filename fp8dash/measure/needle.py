@@ -25,11 +25,13 @@ from fp8dash.choose.records import HIGHER, NEITHER, Better, Measurement, NeedleC
 from fp8dash.errors import CorpusError, NotFinite
 from fp8dash.measure.essay import NOISE
 from fp8dash.measure.kept import keep, kept, name_of
+from fp8dash.model.chat import frame_of
 from fp8dash.model.load import LoadedModel
-from fp8dash.model.reading import CHUNK, Reader, shared_start
+from fp8dash.model.reading import CHUNK, WHOLE, Reader, shared_start
 from fp8dash.stats import FEWEST_WINDOWS, paired_difference
 
 METHOD = f"RULER needles, greedy, containment; ln p of the values teacher-forced; read in chunks of {CHUNK}, v2"
+METHODS = {CHUNK: METHOD, WHOLE: METHOD.replace(f"in chunks of {CHUNK}", "in one forward")}
 ROUND = 16  # tokens: lengths that are recommended leave room for needles of a few more
 NEEDLE = "One of the special magic {what}s for {key} is: {value}."
 TASKS = {  # one value asked for, or several
@@ -168,30 +170,30 @@ def build_prompt(tokenizer: Any, grid: Grid, length: int, depth: int, repeat: in
 
 
 def answered(
-    loaded: LoadedModel, prompts: Sequence[Prompt], kv: KvCast | None, stage: str
+    loaded: LoadedModel, prompts: Sequence[Prompt], kv: KvCast | None, stage: str, chunk: int = CHUNK
 ) -> Iterator[Progress | Answer]:
     """Progress and an answer for each prompt; raises NotFinite."""
-    reader, stops = Reader(loaded.model, kv), _stops(loaded.model)
+    reader, stops = Reader(loaded.model, kv, chunk), _stops(loaded.model)
     for index, prompt in enumerate(prompts):
         yield Progress(stage, index, len(prompts), f"{prompt.length:,} tokens, needle at {prompt.depth} %")
         yield _answer(loaded.tokenizer, reader, prompt, stops)
 
 
 def baseline_answers(
-    loaded: LoadedModel, prompts: Sequence[Prompt], folder: Path, *facts: object
+    loaded: LoadedModel, prompts: Sequence[Prompt], folder: Path, *facts: object, chunk: int = CHUNK
 ) -> Generator[Progress, None, list[Answer]]:
     """Progress; returns the unquantized model's answers, each measured once and kept in `folder`.
 
     `facts` are what else bears on an answer's bits: the model's hash and the device.
     """
-    where = (METHOD, CHUNK, *facts, torch.__version__, torch.get_num_threads())
+    where = (METHODS[chunk], chunk, *facts, torch.__version__, torch.get_num_threads())
     files = {
         p: folder / "baselines" / "needles" / f"{name_of(*where, p.hash, p.kind.answer_tokens)}.json" for p in prompts
     }
     found = {prompt: answer for prompt, file in files.items() if (answer := _read(file))}
     missing = [prompt for prompt in prompts if prompt not in found]
     left = iter(missing)
-    for item in answered(loaded, missing, None, "baseline"):
+    for item in answered(loaded, missing, None, "baseline", chunk):
         if isinstance(item, Progress):
             yield item
         else:
@@ -209,6 +211,7 @@ def needle(
     seed: int,
     frame: str,
     left_out: Sequence[str] = (),
+    chunk: int = CHUNK,
 ) -> Iterator[NeedleCell | Measurement]:
     """A cell for each prompt, then both grades, the baseline's, and their difference with its paired interval.
 
@@ -219,7 +222,7 @@ def needle(
         key=lambda cell: (cell.length, cell.depth, cell.repeat),
     )
     yield from cells
-    method = f"{METHOD}; niah_{prompts[0].kind.name} {frame}, {prompts[0].kind.answer_tokens} answer tokens"
+    method = f"{METHODS[chunk]}; niah_{prompts[0].kind.name} {frame}, {prompts[0].kind.answer_tokens} answer tokens"
     note = " ".join([f"{len(cells)} cells.", *left_out]) if left_out else f"{len(cells)} cells"
 
     def measured(name: str, value: float | None, unit: str, better: Better, why: str = "") -> Measurement:
@@ -318,15 +321,23 @@ def _written(tokenizer: Any, kind: Kind, text: str, key: str, chat: str) -> str:
     task, prefix = (part.format(what=kind.what, text=text, key=key) for part in TASKS[min(kind.values, 2)])
     if chat == "off":
         return task + prefix
-    turn = [{"role": "user", "content": task}]
-    framed: str = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    return framed + prefix.lstrip()
+    return frame_of(tokenizer).around(task) + prefix.lstrip()
 
 
 def _encoded(tokenizer: Any, text: str, chat: str) -> list[int]:
-    """Token ids; a chat template brings its special tokens itself."""
+    """Token ids; a chat template brings its special tokens itself.
+
+    What a tokenizer appends to every text, EOS or SEP, is left out: it would end the prompt before the answer.
+    """
     ids: list[int] = tokenizer(text, add_special_tokens=chat == "off", verbose=False)["input_ids"]
-    return ids
+    return ids[: len(ids) - _appended(tokenizer)] if chat == "off" else ids
+
+
+def _appended(tokenizer: Any) -> int:
+    """How many tokens the tokenizer puts after every text."""
+    whole, bare = (tokenizer("a", add_special_tokens=adds, verbose=False)["input_ids"] for adds in (True, False))
+    start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+    return len(whole) - start - len(bare)
 
 
 def _right_answer(
@@ -343,11 +354,12 @@ def _right_answer(
         at = whole.rindex(value)
         spans.append(range(at, at + len(value)))
     given = tokenizer(whole, add_special_tokens=chat == "off", verbose=False, return_offsets_mapping=True)
+    end = len(given["input_ids"]) - (_appended(tokenizer) if chat == "off" else 0)
     if given["input_ids"][: len(ids)] != list(ids):
         return (), ()
-    letters = [range(*pair) for pair in given["offset_mapping"][len(ids) :]]
+    letters = [range(*pair) for pair in given["offset_mapping"][len(ids) : end]]
     graded = tuple(any(max(a.start, b.start) < min(a.stop, b.stop) for b in spans) for a in letters)
-    return tuple(given["input_ids"][len(ids) :]), graded
+    return tuple(given["input_ids"][len(ids) : end]), graded
 
 
 def _answer(tokenizer: Any, reader: Reader, prompt: Prompt, stops: frozenset[int]) -> Answer:

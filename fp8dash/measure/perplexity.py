@@ -159,11 +159,19 @@ def _perplexities(run: Run, measured: Any, windows: Windows, found: Difference, 
     yield measured("ppl_ratio", _exp(found.mean), "", LOWER)
     yield measured("ppl_diff", ppl - base_ppl, "", LOWER)
     yield measured("ln_ppl_correlation", _correlation(run.each("nll"), torch.cat(run.base_tokens).numpy()), "", HIGHER)
+    yield from _by_text(run, measured, windows)
+
+
+def _by_text(run: Run, measured: Any, windows: Windows) -> Iterator[Measurement]:
+    """Perplexity by word and by byte; a text without white space has no words, and bytes all the same."""
+    nll = run.sums["nll"]
     words, sizes = (sum(counts[: len(run.windows)]) for counts in (windows.words, windows.text_bytes))
-    missing = "" if words and sizes else "the tokenizer does not tell which text its tokens are"
-    yield measured("word_ppl", _exp(nll / words) if not missing else None, "", LOWER, missing)
-    yield measured("byte_ppl", _exp(nll / sizes) if not missing else None, "", LOWER, missing)
-    yield measured("bits_per_byte", nll / sizes / math.log(2) if not missing else None, "bits", LOWER, missing)
+    untold = "" if windows.text_bytes else "the tokenizer does not tell which text its tokens are"
+    no_words = untold or ("" if words else "no word begins in the scored text: it has no white space")
+    no_bytes = untold or ("" if sizes else "the scored tokens stand for no text")
+    yield measured("word_ppl", None if no_words else _exp(nll / words), "", LOWER, no_words)
+    yield measured("byte_ppl", None if no_bytes else _exp(nll / sizes), "", LOWER, no_bytes)
+    yield measured("bits_per_byte", None if no_bytes else nll / sizes / math.log(2), "bits", LOWER, no_bytes)
 
 
 def _floor(run: Run, baseline: Baseline, method: str) -> Measurement:

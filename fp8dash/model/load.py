@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ class LoadedModel:
     folder: Path
     content_hash: str
     context: int  # most tokens; 0 where the config does not say
+
+
+def check_tokens(loaded: LoadedModel, ids: Iterable[int]) -> None:
+    """Raises ModelError where the tokenizer gave a token that the model has no row for."""
+    rows, largest = loaded.model.get_input_embeddings().weight.shape[0], max(ids, default=0)
+    if largest >= rows:
+        raise ModelError(
+            f"The tokenizer of {loaded.folder} gives token {largest:,}, and the model knows {rows:,}: tokenizer and "
+            "weights belong to different models."
+        )
 
 
 def find_device(name: str = "auto") -> Device:

@@ -356,3 +356,12 @@ def test_the_default_leaves_bos_to_the_tokenizer_and_stored_requests_stay_as_the
     del stored["bos"]  # a row of before there was a choice
     assert Request.from_json(stored).reading.bos == "none"
     assert Request.from_json(Request.of(bos="none").to_json()).reading.bos == "none"
+
+
+def test_a_text_without_spaces_keeps_its_byte_perplexity_and_bits_per_byte(loaded, tmp_path):
+    text = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3002" * 200  # no white space: only its start begins a word
+    windows = dataclasses.replace(cut_windows(loaded.tokenizer, corpus(text), 4, 64, 2048), words=(0, 0, 0, 0))
+    found = {item.name: item for item in measured(loaded, windows, tmp_path) if isinstance(item, Measurement)}
+    assert found["word_ppl"].value is None and "white space" in found["word_ppl"].note
+    assert found["byte_ppl"].value > 1 and found["bits_per_byte"].value > 0
+    assert not found["byte_ppl"].note
