@@ -203,7 +203,7 @@ class Store:
         note = note.strip()
         if len(note) > NOTE_LENGTH:
             raise InvalidChoice(f"The note has {len(note):,} characters: {NOTE_LENGTH:,} at most are kept.")
-        by = readable_name(by, "note's author", LONGEST_OWNER, "ada") if note else ""
+        by = readable_name(by, "author of the note", LONGEST_OWNER, "ada") if note else ""
         who = {"note_by": by, "note_at": datetime.now(UTC) if note else None}
         self._change_standing(run_id, note=note, **who)
 

@@ -463,7 +463,7 @@ def test_a_note_and_a_pin_are_kept_for_everyone(store: Store, ids: dict[str, str
     app = opened("runs", run=ids["MXFP8"])
     assert app.info[0].value == plain("**ships** in May") and app.toggle("run_pinned").value
     app.button("run_note_save").click().run()
-    assert app.error[0].value.startswith("The note's author has no name")
+    assert app.error[0].value.startswith("The author of the note has no name")
 
 
 def test_a_run_says_what_to_type_to_serve_it(ids: dict[str, str]) -> None:
