@@ -1,7 +1,8 @@
 # The dashboard and a worker in one container:
 #   docker build -t fp8dash .
 #   docker run -p 8501:8501 -v fp8dash:/data fp8dash
-# With GPUs: --build-arg CONSTRAINTS=/dev/null and --gpus all.
+# With GPUs: --build-arg CONSTRAINTS=/dev/null and --gpus all. Opened under another name than localhost:
+# -e FP8DASH_HOSTS=that.name.
 FROM python:3.11-slim
 ARG CONSTRAINTS=.constraints-cpu.txt
 WORKDIR /app

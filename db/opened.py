@@ -110,13 +110,13 @@ def sentences(url: str) -> Iterator[None]:
             "Text that is not valid Unicode can neither be kept nor looked for: write it in UTF-8."
         ) from error
     except DBAPIError as error:
-        said, place = str(error.orig), make_url(url).render_as_string(hide_password=True)
-        if "locked" in said:
+        reason, place = str(error.orig), make_url(url).render_as_string(hide_password=True)
+        if "locked" in reason:
             raise StoreError(
                 f"The database {place} is locked by another program for over {BUSY_SECONDS} s: close it and try again."
             ) from error
-        if "full" in said or "No space" in said:
+        if "full" in reason or "No space" in reason:
             raise StoreError(
                 f"The disk that holds {place} is full: free some space and try again; nothing was lost."
             ) from error
-        raise StoreError(f"The database {place} could not be used: {said}") from error
+        raise StoreError(f"The database {place} could not be used: {reason}") from error

@@ -100,10 +100,10 @@ class Worker:
         )
 
 
-def _pair(told: Any) -> tuple[int, int]:
+def _pair(pair: Any) -> tuple[int, int]:
     """Two whole numbers; zeros for what a worker did not tell, or told as another version does."""
-    if isinstance(told, list | tuple) and len(told) == 2 and all(isinstance(number, int) for number in told):
-        return told[0], told[1]
+    if isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(number, int) for number in pair):
+        return pair[0], pair[1]
     return 0, 0
 
 

@@ -135,10 +135,10 @@ class Store:
     def run(self, run_id: str) -> Run:
         """One run; raises StoreError where there is none."""
         with self.session() as session:
-            found = session.execute(_runs().where(RunTable.id == run_id)).first()
-        if found is None:
+            row = session.execute(_runs().where(RunTable.id == run_id)).first()
+        if row is None:
             raise StoreError(f"There is no run {run_id}: `fp8dash runs` lists them.")
-        return _run(*found)
+        return _run(*row)
 
     def runs(
         self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, search: str = "", model: str = "",
@@ -233,11 +233,11 @@ class Store:
         query = query.offset(offset or None) if ids is None else query.where(StudyTable.id.in_(ids))
         counted = select(RunTable.study_id, RunTable.state, func.count()).group_by(RunTable.study_id, RunTable.state)
         with self.session() as session:
-            found = session.scalars(query).all()
-            states: dict[str, dict[str, int]] = {study.id: {} for study in found}
+            rows = session.scalars(query).all()
+            states: dict[str, dict[str, int]] = {study.id: {} for study in rows}
             for study_id, state, count in session.execute(counted.where(RunTable.study_id.in_(states))):
                 states[str(study_id)][state] = count
-        return [Study(row.id, row.name, row.owner, row.created_at, states[row.id]) for row in found]
+        return [Study(row.id, row.name, row.owner, row.created_at, states[row.id]) for row in rows]
 
     def study_count(self) -> int:
         """How many studies there are."""
@@ -255,11 +255,11 @@ class Store:
     def stages(self, run_ids: Sequence[str]) -> dict[str, list[Stage]]:
         """The finished stages of each run, in order."""
         query = select(StageTable).where(StageTable.run_id.in_(run_ids)).order_by(StageTable.finished_at)
-        found: dict[str, list[Stage]] = {run_id: [] for run_id in run_ids}
+        by_run: dict[str, list[Stage]] = {run_id: [] for run_id in run_ids}
         with self.session() as session:
             for row in session.scalars(query):
-                found[row.run_id].append(Stage(row.stage, row.seconds, row.finished_at))
-        return found
+                by_run[row.run_id].append(Stage(row.stage, row.seconds, row.finished_at))
+        return by_run
 
     def measurements(self, run_ids: Sequence[str], names: Iterable[str] | None = None) -> dict[str, list[Measurement]]:
         """The measurements of each run, or those of some names."""
@@ -282,11 +282,11 @@ class Store:
         is_product = or_(x.group.not_in((EMBEDDING, NORM, CONVOLUTION)), x.tied)
         query = select(x.run_id, x.rows, x.cols, func.count()).where(x.run_id.in_(run_ids), x.rows > 1, is_product)
         query = query.group_by(x.run_id, x.rows, x.cols)
-        found: dict[str, dict[tuple[int, int], int]] = {run_id: {} for run_id in run_ids}
+        by_run: dict[str, dict[tuple[int, int], int]] = {run_id: {} for run_id in run_ids}
         with self.session() as session:
             for run_id, rows, cols, count in session.execute(query):
-                found[run_id][rows, cols] = count
-        return found
+                by_run[run_id][rows, cols] = count
+        return by_run
 
     def gemm_points(self, run_ids: Sequence[str]) -> dict[str, list[GemmPoint]]:
         """The GEMM times of each run."""
@@ -345,11 +345,11 @@ class Store:
 
     def _rows(self, kind: type[Any], run_ids: Sequence[str], where: Sequence[Any] = ()) -> dict[str, list[Any]]:
         table: Any = ROW_TABLES[kind]
-        found: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
+        by_run: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
         with self.session() as session:
             for row in session.scalars(select(table).where(table.run_id.in_(run_ids), *where).order_by(table.id)):
-                found[row.run_id].append(record_of(kind, row))
-        return found
+                by_run[row.run_id].append(record_of(kind, row))
+        return by_run
 
 
 def _runs() -> Any:
@@ -365,5 +365,5 @@ def _run(row: RunTable, study: str | None) -> Run:
 
 def _wanted(states: Sequence[str], search: str) -> list[Any]:
     words = [StandingTable.words.contains(word, autoescape=True) for word in search.lower().split()]
-    found = [RunTable.id.in_(select(StandingTable.run_id).where(*words))] if words else []
-    return found if tuple(states) == STATES else [RunTable.state.in_(states), *found]
+    conditions = [RunTable.id.in_(select(StandingTable.run_id).where(*words))] if words else []
+    return conditions if tuple(states) == STATES else [RunTable.state.in_(states), *conditions]

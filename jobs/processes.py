@@ -28,16 +28,16 @@ def identity(pid: int) -> str:
     return "" if started is None else f"{_place()}:{pid}:{started}"
 
 
-def runs(told: str) -> bool | None:
+def runs(process: str) -> bool | None:
     """Whether the process of an identity still runs; None where it cannot be seen from here.
 
     >>> runs(identity(os.getpid())), runs("another machine:1:2"), runs("")
     (True, None, None)
     """
-    place, _, rest = told.rpartition(":")[0].rpartition(":")
+    place, _, rest = process.rpartition(":")[0].rpartition(":")
     if not place or place != _place() or not rest.isdigit():
         return None
-    return identity(int(rest)) == told
+    return identity(int(rest)) == process
 
 
 def end_group(group: int, number: int) -> None:
@@ -82,10 +82,10 @@ def family(pid: int) -> list[str]:
 
 def end_all(identities: list[str]) -> None:
     """Kill processes, those alone that still are what they were."""
-    for told in identities:
-        if runs(told):
+    for process in identities:
+        if runs(process):
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(int(told.split(":")[-2]), signal.SIGKILL)
+                os.kill(int(process.split(":")[-2]), signal.SIGKILL)
 
 
 def _started(pid: int) -> str | None:

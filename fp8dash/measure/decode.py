@@ -197,7 +197,7 @@ def _measurements(timing: Timing, batch: int, length: int, backend: str) -> Iter
     yield measured("prefill_tokens_per_s", batch * length / first, "tokens/s", HIGHER)
     yield measured("ttft_ms", first * 1e3, "ms", LOWER)
     yield measured("decode_tokens_per_s", batch * STEPS / whole, "tokens/s", HIGHER)
-    gaps = np.concatenate([np.asarray(found) for found in timing.gaps]) * 1e3
+    gaps = np.concatenate([np.asarray(steps) for steps in timing.gaps]) * 1e3
     for name, percent in PERCENTILES.items():
         yield measured(name, float(np.percentile(gaps, percent)), "ms", LOWER)
     joules, missing = None, "no counter of energy here: NVML tells it of whole NVIDIA GPUs"
@@ -224,7 +224,7 @@ def _memory(where: torch.device) -> tuple[float | None, float | None]:
         lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     except OSError:
         return None, None
-    told = {
+    kib = {
         name: 1024.0 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if "kB" in rest
     }
-    return told.get("VmRSS"), told.get("VmHWM")
+    return kib.get("VmRSS"), kib.get("VmHWM")

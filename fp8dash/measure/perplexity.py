@@ -33,7 +33,7 @@ KEPT = ("kld", "kld_reverse", "delta_p", "nll")  # of each token until the end, 
 
 
 @dataclass(slots=True)
-class Run:
+class Tally:
     """What a run has measured so far."""
 
     windows: list[Window] = field(default_factory=list)
@@ -76,7 +76,7 @@ def perplexity(
     With `kv` each window is read through a quantized cache of its own. With `until` the run ends at the first look
     (see `stats.looks`) at which the interval of Δ ln PPL reaches no further than this to either side.
     """
-    run, comparer = Run(), Comparer(full_head(model), base_head)
+    run, comparer = Tally(), Comparer(full_head(model), base_head)
     for index, ids in enumerate(windows.ids):
         yield Progress("perplexity", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
         hidden = hidden_states(model, ids[None], kv)[windows.rows(index)]
@@ -89,7 +89,7 @@ def perplexity(
     yield from _measurements(run, windows, baseline, backend, seed, until)
 
 
-def _added(run: Run, index: int, scores: Scores, base_nll: Tensor) -> Window:
+def _added(run: Tally, index: int, scores: Scores, base_nll: Tensor) -> Window:
     """The window, added to the run."""
     means = {name.name: float(getattr(scores, name.name).mean()) for name in fields(Scores)}
     if not all(map(math.isfinite, means.values())):
@@ -108,7 +108,7 @@ def _added(run: Run, index: int, scores: Scores, base_nll: Tensor) -> Window:
     return window
 
 
-def _narrow(run: Run, windows: int, until: float, seed: int) -> bool:
+def _narrow(run: Tally, windows: int, until: float, seed: int) -> bool:
     """Whether this is a look, and the interval is narrow enough."""
     if len(run.windows) not in looks(windows):
         return False
@@ -116,7 +116,7 @@ def _narrow(run: Run, windows: int, until: float, seed: int) -> bool:
 
 
 def _measurements(
-    run: Run, windows: Windows, baseline: Baseline, backend: str, seed: int, until: float
+    run: Tally, windows: Windows, baseline: Baseline, backend: str, seed: int, until: float
 ) -> Iterator[Measurement]:
     """All that is measured of a run."""
 
@@ -146,7 +146,9 @@ def _measurements(
     yield measured("scored_windows", float(len(run.windows)), "windows", NEITHER)
 
 
-def _perplexities(run: Run, measured: Any, windows: Windows, found: Difference, until: float) -> Iterator[Measurement]:
+def _perplexities(
+    run: Tally, measured: Any, windows: Windows, found: Difference, until: float
+) -> Iterator[Measurement]:
     """Perplexity by token, word and byte, and how it differs from the baseline's."""
     nll, count = run.sums["nll"], run.count
     base = sum(w.baseline_nll * w.tokens for w in run.windows) / count
@@ -162,7 +164,7 @@ def _perplexities(run: Run, measured: Any, windows: Windows, found: Difference, 
     yield from _by_text(run, measured, windows)
 
 
-def _by_text(run: Run, measured: Any, windows: Windows) -> Iterator[Measurement]:
+def _by_text(run: Tally, measured: Any, windows: Windows) -> Iterator[Measurement]:
     """Perplexity by word and by byte; a text without white space has no words, and bytes all the same."""
     nll = run.sums["nll"]
     words, sizes = (sum(counts[: len(run.windows)]) for counts in (windows.words, windows.text_bytes))
@@ -174,7 +176,7 @@ def _by_text(run: Run, measured: Any, windows: Windows) -> Iterator[Measurement]
     yield measured("bits_per_byte", None if no_bytes else nll / sizes / math.log(2), "bits", LOWER, no_bytes)
 
 
-def _floor(run: Run, baseline: Baseline, method: str) -> Measurement:
+def _floor(run: Tally, baseline: Baseline, method: str) -> Measurement:
     """The KLD of the unquantized weights in float32 over the same windows."""
     weights = np.array([w.tokens for w in run.windows], np.float64)
     value = float(np.average(baseline.floor[: len(run.windows)].numpy(), weights=weights))
@@ -183,7 +185,7 @@ def _floor(run: Run, baseline: Baseline, method: str) -> Measurement:
     return Measurement("kld_noise_floor", None if missing else value, "nats", NEITHER, method, "baseline", note=note)
 
 
-def _stopped(run: Run, windows: int, until: float) -> str:
+def _stopped(run: Tally, windows: int, until: float) -> str:
     if not until:
         return ""
     level = f"each look at {100 * look_confidence(windows):.2f} %, so that all hold with 95 %"

@@ -36,7 +36,7 @@ BACKEND = "emulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CastGroup:
     """Linears that are cast together, and the first block that they change."""
 
     part: Part  # its kld not known yet
@@ -66,7 +66,7 @@ def sensitivity(
 
 
 def _probed(
-    probe: "Probe", groups: Sequence[Group], recipe: Recipe, budget: Budget, clock: "_Clock"
+    probe: "Probe", groups: Sequence[CastGroup], recipe: Recipe, budget: Budget, clock: "_Clock"
 ) -> Iterator[Progress | Sensitivity | Measurement]:
     """The two sweeps, the choice, and the whole of what was chosen."""
     alone: list[float] = []
@@ -100,7 +100,7 @@ def _probed(
     yield from _of_mixed(parts, kept, recipe, mixed)
 
 
-def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[Group]:
+def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[CastGroup]:
     """The Linears that the recipe casts, by kind, block or one by one, in the model's order; the head by itself."""
     head = model.get_output_embeddings()
     found: dict[tuple[str, str], list[tuple[str, nn.Linear]]] = {}
@@ -278,13 +278,13 @@ def _named(name: str, granularity: str) -> tuple[str, str]:
     return ".".join(words[-2:]).removesuffix("_proj"), f"*.{inside}"
 
 
-def _group(label: str, pattern: str, linears: Sequence[tuple[str, nn.Linear]], recipe: Recipe, count: int) -> Group:
+def _group(label: str, pattern: str, linears: Sequence[tuple[str, nn.Linear]], recipe: Recipe, count: int) -> CastGroup:
     size = sum(linear.weight.numel() for _, linear in linears)
     kept = sum(8.0 * linear.weight.nbytes for _, linear in linears) / size
     bits = sum(_bits(linear.weight, recipe.of(name).weights) for name, linear in linears) / size
     names = tuple(name for name, _ in linears)
     blocks = [int(found[1]) if (found := re.match(r".+?\.(\d+)\.", name)) else count for name in names]
-    return Group(Part(label, pattern, size, bits, kept, math.nan), names, min(blocks))
+    return CastGroup(Part(label, pattern, size, bits, kept, math.nan), names, min(blocks))
 
 
 def _bits(weight: Tensor, cast: Cast | None) -> float:

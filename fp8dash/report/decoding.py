@@ -14,10 +14,12 @@ from fp8dash.stats import SPEED_TIE
 
 RATE = "decode_tokens_per_s"
 NAMES = (RATE, "ttft_ms", "itl_ms", "itl_ms_p90", "itl_ms_p99")
-UNLIKE = {  # what two runs must share, the field that tells it, and what is said where it differs
-    "weights": ("model", "of another model"), "device": ("device", "on another device"),
-    "method": ("method", "by another method"), "way": ("way", "decoded another way"),
-}  # fmt: skip
+UNLIKE = {  # what two runs must share, the field that shows it, and the words where it differs
+    "weights": ("model", "of another model"),
+    "device": ("device", "on another device"),
+    "method": ("method", "by another method"),
+    "way": ("way", "decoded another way"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,9 @@ def decoding_of(run: Run, rows: Sequence[Measurement]) -> Decoding:
     )
 
 
-def alike(found: Sequence[Decoding]) -> tuple[list[Decoding], list[tuple[Decoding, str]]]:
+def alike(runs: Sequence[Decoding]) -> tuple[list[Decoding], list[tuple[Decoding, str]]]:
     """The largest number of timed runs that may be compared, and the other timed ones with what differs."""
-    timed = [one for one in found if one.speeds]
+    timed = [one for one in runs if one.speeds]
     if not timed:
         return [], []
     kind = Counter(one.kind for one in timed).most_common(1)[0][0]  # of as many, the first
@@ -104,10 +106,10 @@ def alike(found: Sequence[Decoding]) -> tuple[list[Decoding], list[tuple[Decodin
     return drawn, [(one, _difference(drawn[0], one)) for one in timed if one.kind != kind]
 
 
-def contests(found: Iterable[Decoding]) -> list[Contest]:
+def contests(runs: Iterable[Decoding]) -> list[Contest]:
     """Every batch that two or more of some comparable runs decoded, the smallest first."""
     by_batch: dict[int, dict[str, float]] = {}
-    for one in found:
+    for one in runs:
         for speed in one.speeds:
             by_batch.setdefault(speed.batch, {})[one.run] = speed.tokens_per_s
     return [_contest(batch, speeds) for batch, speeds in sorted(by_batch.items()) if len(speeds) > 1]
@@ -128,7 +130,7 @@ def _joined(texts: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(texts))
 
 
-def _difference(ours: Decoding, theirs: Decoding) -> str:
+def _difference(drawn: Decoding, other: Decoding) -> str:
     """The first difference that forbids a comparison."""
-    field, said = next(UNLIKE[name] for name in UNLIKE if getattr(ours, name) != getattr(theirs, name))
-    return f"{said}: {getattr(theirs, field)}, not {getattr(ours, field)}"
+    field, what = next(UNLIKE[name] for name in UNLIKE if getattr(drawn, name) != getattr(other, name))
+    return f"{what}: {getattr(other, field)}, not {getattr(drawn, field)}"

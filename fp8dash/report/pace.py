@@ -40,8 +40,8 @@ class Pace:
 
     def together(self, requests: Sequence[Request]) -> float | None:
         """Of one worker for all of them, one after another."""
-        found = [self.seconds(request) for request in requests]
-        return sum(one for one in found if one) if found and None not in found else None
+        each = [self.seconds(request) for request in requests]
+        return sum(one for one in each if one) if each and None not in each else None
 
 
 def pace_of(store: Store, model: str, backend: str, devices: Sequence[str]) -> Pace:

@@ -26,7 +26,7 @@ from fp8dash.measure.essay import haystack_of
 from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, needle
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.sensitivity import WINDOWS as PROBE_WINDOWS
-from fp8dash.measure.sensitivity import Group, Probe, groups_of
+from fp8dash.measure.sensitivity import CastGroup, Probe, groups_of
 from fp8dash.model.head import full_head
 from fp8dash.model.load import find_device, load, locate, torch_device
 from fp8dash.model.swap import cast_model
@@ -108,7 +108,7 @@ def probe_over_forward(granularity: str) -> float:
         for ids in windows.ids:
             plain.model(input_ids=ids[None].to(where), use_cache=False)
 
-    def probed(group: Group) -> None:
+    def probed(group: CastGroup) -> None:
         probe.cast(group.names)
         probe.kld(group.first, group.part.name)
         probe.restore(group.names)

@@ -13,7 +13,7 @@ from db.store import Store
 from db.workers import ALIVE
 from fp8dash.places import data_dir
 
-DEADLINE = 120.0  # for a machine that others share; nothing here takes a tenth of it
+DEADLINE = 300.0  # for a machine that others share; nothing here takes a tenth of it
 QUICK = ["load", "baseline", "quantize", "gemm"]
 LONG = ["load", "baseline", "quantize", "perplexity"]
 
