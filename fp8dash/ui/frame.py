@@ -126,9 +126,13 @@ def draw(figure: Any, *, key: str, alt: str) -> None:
 def draw_points(figure: Any, *, key: str, alt: str) -> list[str]:
     """A figure whose points can be clicked: the custom data of the chosen ones."""
     event = st.plotly_chart(
-        _inked(figure), key=key, config=config(key, _image()), alt=alt, on_select="rerun",
+        _inked(figure),
+        key=key,
+        config=config(key, _image()),
+        alt=alt,
+        on_select="rerun",
         selection_mode="points",
-    )  # fmt: skip
+    )
     _take_along(figure, key)
     chosen = [point.get("customdata") for point in event["selection"]["points"]]
     return [str(run[0] if isinstance(run, (list, tuple)) else run) for run in chosen if run]
@@ -146,13 +150,21 @@ def _image() -> str:
 def _take_along(figure: Any, key: str) -> None:
     with st.popover("Save figure", type="tertiary", key=f"{key}_save"):
         st.download_button(
-            "Its numbers, CSV", lambda: data_csv(figure), f"fp8dash-{key.replace('_', '-')}.csv", "text/csv",
-            key=f"{key}_csv", on_click="ignore",
-        )  # fmt: skip
+            "Its numbers, CSV",
+            lambda: data_csv(figure),
+            f"fp8dash-{key.replace('_', '-')}.csv",
+            "text/csv",
+            key=f"{key}_csv",
+            on_click="ignore",
+        )
         image = st.segmented_control(
-            "As an image: the camera at the figure’s top right saves", IMAGES, default=_image(), required=True,
-            format_func=str.upper, key=f"{key}_image",
-        )  # fmt: skip
+            "As an image: the camera at the figure’s top right saves",
+            IMAGES,
+            default=_image(),
+            required=True,
+            format_func=str.upper,
+            key=f"{key}_image",
+        )
     if image != _image():
         linked.write("image", str(image))
         st.rerun()

@@ -120,18 +120,30 @@ def number_input(label: str, low: Number, high: Number, value: Number, *rest: An
 
 
 def selectbox(
-    label: str, options: Sequence[Option], index: int = 0, *,
-    key: str, format_func: Callable[[Option], str] = str, accept_new_options: bool = False, **how: Any,
-) -> Option:  # fmt: skip
+    label: str,
+    options: Sequence[Option],
+    index: int = 0,
+    *,
+    key: str,
+    format_func: Callable[[Option], str] = str,
+    accept_new_options: bool = False,
+    **how: Any,
+) -> Option:
     """One of some options, or where new ones are accepted any text."""
     if accept_new_options:
         _check_text(key, LONGEST_TEXT)
     else:
         _check_choices(key, options, format_func, how)
     chosen = st.selectbox(
-        label, options, index, key=key, format_func=format_func, accept_new_options=accept_new_options,
-        bind="query-params", **how,
-    )  # fmt: skip
+        label,
+        options,
+        index,
+        key=key,
+        format_func=format_func,
+        accept_new_options=accept_new_options,
+        bind="query-params",
+        **how,
+    )
     return options[index] if chosen is None else chosen  # type: ignore[return-value]  # new options are text
 
 
@@ -154,9 +166,14 @@ def pills(label: str, options: Sequence[Option], *, key: str, **how: Any) -> Opt
 
 
 def multiselect(
-    label: str, options: Sequence[Option], *rest: Any, key: str, format_func: Callable[[Option], str] = str,
-    valid: Callable[[str], object] | None = None, **how: Any,
-) -> list[Option]:  # fmt: skip
+    label: str,
+    options: Sequence[Option],
+    *rest: Any,
+    key: str,
+    format_func: Callable[[Option], str] = str,
+    valid: Callable[[str], object] | None = None,
+    **how: Any,
+) -> list[Option]:
     """Some of the options; where `valid` is given also what it does not raise InvalidChoice for."""
     names = {format_func(option) for option in options}
     _check(key, lambda given: all(not one or one in names or _passes(valid, one) for one in given), NO_CHOICE)

@@ -56,11 +56,19 @@ def coverage_tree(layers: Sequence[Layer], *, dark: bool) -> go.Figure:
         hovers.append(_said(leaf, total))
     figure = go.Figure(
         go.Treemap(
-            ids=ids, labels=labels, parents=parents, values=values, branchvalues="total", marker={"colors": colours},
-            hovertext=hovers, hoverinfo="text", sort=False, tiling={"pad": 2},
+            ids=ids,
+            labels=labels,
+            parents=parents,
+            values=values,
+            branchvalues="total",
+            marker={"colors": colours},
+            hovertext=hovers,
+            hoverinfo="text",
+            sort=False,
+            tiling={"pad": 2},
             textfont={"size": 13, "color": [INKS[dark] if colour == BRANCH else _over(colour) for colour in colours]},
         )
-    )  # fmt: skip
+    )
     return dressed(figure, PIXELS, top=10, bottom=10)
 
 

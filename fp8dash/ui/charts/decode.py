@@ -21,11 +21,14 @@ def decode_rates(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look
     for name, found in speeds.items():
         drawn = looks[name]
         figure.add_scatter(
-            x=[speed.batch for speed in found], y=[speed.tokens_per_s for speed in found], name=html(name),
-            mode="lines+markers", marker=_marker(drawn),
+            x=[speed.batch for speed in found],
+            y=[speed.tokens_per_s for speed in found],
+            name=html(name),
+            mode="lines+markers",
+            marker=_marker(drawn),
             line={"color": drawn.colour, "width": 1.8, "dash": DASHES[seen[drawn] % len(DASHES)]},
             hovertemplate="batch %{x:,}: %{y:,.4g} tokens/s",
-        )  # fmt: skip
+        )
         seen[drawn] += 1
     batches = _batches(speeds)
     span = log_span([speed.tokens_per_s for found in speeds.values() for speed in found])
@@ -45,15 +48,25 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
         medians = [speed.gap_ms or 0.0 for speed in found]
         tails = [(speed.gap_p99_ms or middle) - middle for speed, middle in zip(found, medians, strict=True)]
         figure.add_scatter(
-            x=x, y=medians, mode="markers", name=html(name), marker=_marker(drawn),
-            hovertemplate="batch %{x}: median %{y:.3g} ms", **shared,
+            x=x,
+            y=medians,
+            mode="markers",
+            name=html(name),
+            marker=_marker(drawn),
+            hovertemplate="batch %{x}: median %{y:.3g} ms",
+            **shared,
             error_y={"array": tails, "arrayminus": [0.0] * len(tails), "thickness": 1.2, "width": 4},
-        )  # fmt: skip
+        )
         figure.add_scatter(
-            x=x, y=[speed.gap_p90_ms for speed in found], mode="markers", name=f"{html(name)}, p90", showlegend=False,
+            x=x,
+            y=[speed.gap_p90_ms for speed in found],
+            mode="markers",
+            name=f"{html(name)}, p90",
+            showlegend=False,
             marker={"symbol": "line-ew", "size": 12, "line": {"width": 2.5, "color": drawn.colour}},
-            hovertemplate="batch %{x}: p90 %{y:.3g} ms", **shared,
-        )  # fmt: skip
+            hovertemplate="batch %{x}: p90 %{y:.3g} ms",
+            **shared,
+        )
     order = [f"{batch:,}" for batch in _batches(speeds)]
     figure.update_xaxes(title="batch: requests at once", type="category", categoryorder="array", categoryarray=order)
     figure.update_yaxes(title="ms between tokens: median, p90, p99", rangemode="tozero")

@@ -18,9 +18,12 @@ def config(key: str, image: str) -> dict[str, Any]:
     """Plotly's toolbar: one button, which saves the figure as an image; nothing is sent anywhere."""
     saved = {"format": image, "filename": f"fp8dash-{key.replace('_', '-')}", "scale": 2}
     return {
-        "displaylogo": False, "scrollZoom": False, "displayModeBar": True, "modeBarButtons": [["toImage"]],
+        "displaylogo": False,
+        "scrollZoom": False,
+        "displayModeBar": True,
+        "modeBarButtons": [["toImage"]],
         "toImageButtonOptions": saved,
-    }  # fmt: skip
+    }
 
 
 def inked(figure: go.Figure, *, dark: bool) -> go.Figure:
@@ -51,10 +54,15 @@ def floor_line(figure: go.Figure, floors: Collection[float | None], span: Sequen
     if seen:
         figure.add_hline(y=floor, line={"color": GREY, "width": 1, "dash": "dash"})
     figure.add_annotation(
-        x=0, xref="paper", xanchor="left", yanchor="bottom", showarrow=False, font={"color": GREY, "size": 11},
+        x=0,
+        xref="paper",
+        xanchor="left",
+        yanchor="bottom",
+        showarrow=False,
+        font={"color": GREY, "size": 11},
         text=f"BF16 against float32: {three(floor)} nats{'' if seen else ' ↓'}",
         **({"y": math.log10(floor), "yref": "y"} if seen else {"y": 0, "yref": "paper"}),
-    )  # fmt: skip
+    )
 
 
 def log_ticks(span: Sequence[float] | None) -> dict[str, list[object]]:
@@ -88,7 +96,11 @@ def html(text: str) -> str:
 def dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60) -> go.Figure:
     """The figure with the height (pixels), margins, legend and type size that all have."""
     figure.update_layout(
-        height=height, margin={"l": 10, "r": 20, "t": top, "b": bottom}, hoverlabel={"align": "left"}, separators=".,",
-        legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0}, font={"size": 13},
-    )  # fmt: skip
+        height=height,
+        margin={"l": 10, "r": 20, "t": top, "b": bottom},
+        hoverlabel={"align": "left"},
+        separators=".,",
+        legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0},
+        font={"size": 13},
+    )
     return figure

@@ -31,24 +31,37 @@ def number_lines(formats: Sequence[Format], x: float | None, *, scaled: float | 
         hue, dash = HUES[place % len(HUES)], DASHES[place % len(DASHES)]
         codes = [value * factor for value in values(fmt) if value > 0]
         figure.add_scatter(
-            x=codes, y=[fmt.name.upper()] * len(codes), mode="markers", showlegend=False, row=1, col=1,
+            x=codes,
+            y=[fmt.name.upper()] * len(codes),
+            mode="markers",
+            showlegend=False,
+            row=1,
+            col=1,
             marker={"symbol": "line-ns", "size": 16, "line": {"width": 1.3, "color": hue}},
             hovertemplate="%{x:.6g}<extra>" + fmt.name.upper() + "</extra>",
-        )  # fmt: skip
+        )
         edge_x, edge_y = _largest_errors(fmt, factor)
         figure.add_scatter(
-            x=edge_x, y=edge_y, mode="lines", name=fmt.name.upper(), row=2, col=1,
+            x=edge_x,
+            y=edge_y,
+            mode="lines",
+            name=fmt.name.upper(),
+            row=2,
+            col=1,
             line={"color": hue, "width": 2, "dash": dash},
             hovertemplate="at %{x:.3g} at most %{y:.3g} %<extra>" + fmt.name.upper() + "</extra>",
-        )  # fmt: skip
+        )
     if x:
         figure.add_vline(x=abs(x), line={"color": GREY, "width": 1.5, "dash": "dash"}, row="all", col=1)
     figure.update_yaxes(autorange="reversed", row=1, col=1)
     figure.update_yaxes(title="largest rounding error (%)", type="log", range=[-0.8, 2.1], row=2, col=1)
     figure.update_yaxes(tickvals=[0.2, 0.5, 1, 2, 5, 10, 20, 50, 100], row=2, col=1)
     figure.update_xaxes(type="log", **_decade_ticks(formats, x, scaled))
-    figure.update_xaxes(title="magnitude (log)" if not scaled else "magnitude (log), each format’s largest code at "
-                        f"{scaled:g}", row=2, col=1)  # fmt: skip
+    figure.update_xaxes(
+        title="magnitude (log)" if not scaled else f"magnitude (log), each format’s largest code at {scaled:g}",
+        row=2,
+        col=1,
+    )
     return dressed(figure, 240 + 34 * len(formats) + 80, top=10, bottom=90)
 
 
@@ -74,13 +87,20 @@ def landings(
             {**axes, "type": "line", "y0": top, "y1": top, "line": {"color": LIMIT, "width": 1.2, "dash": "dash"}}
         )
         for xs, ys, mode in (
-            ([x for x, _ in points], [y for _, y in points], "lines"), ([at[0]], [at[1][name]], "markers")
-        ):  # fmt: skip
+            ([x for x, _ in points], [y for _, y in points], "lines"),
+            ([at[0]], [at[1][name]], "markers"),
+        ):
             figure.add_scatter(
-                x=xs, y=ys, mode=mode, showlegend=False, row=1, col=column, line={"color": HUES[0], "width": 2},
+                x=xs,
+                y=ys,
+                mode=mode,
+                showlegend=False,
+                row=1,
+                col=column,
+                line={"color": HUES[0], "width": 2},
                 marker={"color": LIMIT if clips else HUES[0], "size": 11},
                 hovertemplate="amax %{x:.6g} lands at %{y:.6g}<extra></extra>",
-            )  # fmt: skip
+            )
     figure.update_layout(shapes=shapes)
     figure.update_yaxes(range=[0, ceiling], zeroline=False, tickvals=[0, top / 2, top])
     figure.update_yaxes(title="amax ÷ scale", col=1)

@@ -49,9 +49,13 @@ def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Lo
             known = {m: rate[key] for m, rate in rates.items() if key in rate}
             if known:
                 figure.add_scatter(
-                    x=list(known), y=list(known.values()), name=html(title), mode="lines+markers",
-                    line={"color": colour, "width": 1.8, "dash": dash}, hovertemplate="M = %{x}: %{y:.3g} TFLOPS",
-                )  # fmt: skip
+                    x=list(known),
+                    y=list(known.values()),
+                    name=html(title),
+                    mode="lines+markers",
+                    line={"color": colour, "width": 1.8, "dash": dash},
+                    hovertemplate="M = %{x}: %{y:.3g} TFLOPS",
+                )
     sizes = sorted({point.m for found in points.values() for point in found})
     figure.update_xaxes(title="M (tokens, log)", type="log", tickvals=sizes, ticktext=[f"{m:,}" for m in sizes])
     figure.update_yaxes(title="TFLOPS", rangemode="tozero")
@@ -80,9 +84,15 @@ def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequ
         bars.append(("cast", cast, "cast", {"color": colour, "line": edge, "pattern": hatched}))
     for what, value, group, marker in bars:
         figure.add_bar(
-            x=place, y=[value], name=what, offsetgroup=group, marker=marker, showlegend=False, **panel,
+            x=place,
+            y=[value],
+            name=what,
+            offsetgroup=group,
+            marker=marker,
+            showlegend=False,
+            **panel,
             hovertemplate=f"{what} %{{y:.3g}} ms<extra></extra>",
-        )  # fmt: skip
+        )
 
 
 def _rates(points: Sequence[GemmPoint]) -> dict[str, float]:

@@ -26,9 +26,13 @@ def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
 
 
 def layer_maps(
-    maps: Mapping[str, Mapping[str, float]], *, hover: str, bar: Mapping[str, Any],
-    colour: Callable[[float], float | None] = float, written: Callable[[float], str] = str,
-) -> tuple[go.Figure, int]:  # fmt: skip
+    maps: Mapping[str, Mapping[str, float]],
+    *,
+    hover: str,
+    bar: Mapping[str, Any],
+    colour: Callable[[float], float | None] = float,
+    written: Callable[[float], str] = str,
+) -> tuple[go.Figure, int]:
     """Heat maps of numbers by layer name, one a title, all of one colour scale, and how many blocks they show.
 
     A cell's place on the scale is `colour` of its number; `hover` may name it as z, and as text what is `written`.
@@ -42,10 +46,17 @@ def layer_maps(
         figure.add_heatmap(
             z=[[None if value is None else colour(value) for value in line] for line in cells],
             text=[["" if value is None else written(value) for value in line] for line in cells],
-            x=[short_part(part) for part in parts], y=[str(block) if block >= 0 else "other" for block in blocks],
-            hovertemplate=f"block %{{y}} %{{x}}: {hover}<extra></extra>", coloraxis="coloraxis", xgap=2, ygap=1,
-            name=title, customdata=cells, row=1, col=column,
-        )  # fmt: skip
+            x=[short_part(part) for part in parts],
+            y=[str(block) if block >= 0 else "other" for block in blocks],
+            hovertemplate=f"block %{{y}} %{{x}}: {hover}<extra></extra>",
+            coloraxis="coloraxis",
+            xgap=2,
+            ygap=1,
+            name=title,
+            customdata=cells,
+            row=1,
+            col=column,
+        )
         figure.update_xaxes(title=html(title) or None, side="top", row=1, col=column)
     figure.update_yaxes(autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
     figure.update_yaxes(title="block", col=1)
@@ -60,20 +71,31 @@ def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]
     parts = list(dict.fromkeys(place_of(layer.name)[1] for found in named.values() for layer in found))[:8]
     columns = min(4, max(1, len(parts)))
     figure = make_subplots(
-        rows=max(1, math.ceil(len(parts) / columns)), cols=columns, shared_yaxes="all", shared_xaxes=True,
-        subplot_titles=[short_part(part) for part in parts], vertical_spacing=0.16, horizontal_spacing=0.02,
-    )  # fmt: skip
+        rows=max(1, math.ceil(len(parts) / columns)),
+        cols=columns,
+        shared_yaxes="all",
+        shared_xaxes=True,
+        subplot_titles=[short_part(part) for part in parts],
+        vertical_spacing=0.16,
+        horizontal_spacing=0.02,
+    )
     for i, part in enumerate(parts):
         for name, found in named.items():
             here = sorted(
                 (place_of(layer.name)[0], layer.sqnr_db) for layer in found if place_of(layer.name)[1] == part
             )
             figure.add_scatter(
-                x=[block for block, _ in here], y=[sqnr for _, sqnr in here], mode="lines", name=name,
-                line={"color": looks[name].colour, "width": 1.8, "dash": dash_of(looks[name].symbol)}, legendgroup=name,
-                showlegend=i == 0, row=i // columns + 1, col=i % columns + 1,
+                x=[block for block, _ in here],
+                y=[sqnr for _, sqnr in here],
+                mode="lines",
+                name=name,
+                line={"color": looks[name].colour, "width": 1.8, "dash": dash_of(looks[name].symbol)},
+                legendgroup=name,
+                showlegend=i == 0,
+                row=i // columns + 1,
+                col=i % columns + 1,
                 hovertemplate="block %{x}: %{y:.1f} dB",
-            )  # fmt: skip
+            )
     figure.update_yaxes(title="SQNR (dB)", col=1)
     figure.update_xaxes(tickformat="d", nticks=5)
     figure.update_xaxes(title="block", row=math.ceil(len(parts) / columns) or 1)

@@ -11,14 +11,27 @@ from fp8dash.errors import InvalidChoice
 
 GREY = "#7f8c92"
 COLOURS = {
-    "tensor": "#d55e00", "row": "#0072b2", "1x128": "#cc79a7", "128x128": "#009e73", "1x32": "#e69f00",
-    "1x16": "#56b4e9", "column": "#8a6d3b",
-}  # fmt: skip
+    "tensor": "#d55e00",
+    "row": "#0072b2",
+    "1x128": "#cc79a7",
+    "128x128": "#009e73",
+    "1x32": "#e69f00",
+    "1x16": "#56b4e9",
+    "column": "#8a6d3b",
+}
 SYMBOLS = {
-    "e4m3fn": "circle", "e5m2": "square", "int8": "diamond", "e2m1": "triangle-up", "int4": "triangle-down",
-    "e3m2": "pentagon", "e2m3": "hexagon", "e4m3fnuz": "star", "e5m2fnuz": "star-square", "e4m3": "octagon",
+    "e4m3fn": "circle",
+    "e5m2": "square",
+    "int8": "diamond",
+    "e2m1": "triangle-up",
+    "int4": "triangle-down",
+    "e3m2": "pentagon",
+    "e2m3": "hexagon",
+    "e4m3fnuz": "star",
+    "e5m2fnuz": "star-square",
+    "e4m3": "octagon",
     "e3m4": "star-diamond",
-}  # fmt: skip
+}
 TEAL = [[0.0, "#f4efe2"], [0.5, "#7fb8b0"], [1.0, "#0f6b6b"]]
 AROUND_ZERO = [[0.0, "#b2182b"], [0.5, "#f7f7f7"], [1.0, "#2166ac"]]
 

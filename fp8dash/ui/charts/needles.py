@@ -94,11 +94,21 @@ def _maps(
         lengths, depths = sorted({key[0] for key in grid}), sorted({key[1] for key in grid})
         table = [[grid.get((length, depth)) for length in lengths] for depth in depths]
         figure.add_heatmap(
-            z=table, x=[f"{length:,}" for length in lengths], y=[f"{depth} %" for depth in depths], zmin=low, zmax=high,
-            colorscale=scale, showscale=False, xgap=3, ygap=3, row=1, col=column,
-            text=[["" if value is None else write(value) for value in line] for line in table], texttemplate="%{text}",
+            z=table,
+            x=[f"{length:,}" for length in lengths],
+            y=[f"{depth} %" for depth in depths],
+            zmin=low,
+            zmax=high,
+            colorscale=scale,
+            showscale=False,
+            xgap=3,
+            ygap=3,
+            row=1,
+            col=column,
+            text=[["" if value is None else write(value) for value in line] for line in table],
+            texttemplate="%{text}",
             hovertemplate="length %{x} tokens, depth %{y}: %{text}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_yaxes(title="depth", col=1)
     figure.update_xaxes(title="length (tokens)", type="category")

@@ -55,16 +55,23 @@ def roofline(
     low, high = min(xs) / 2, max(xs) * 3
     for name, peak in tflops.items():
         figure.add_scatter(
-            x=[low, peak / bandwidth, high], y=[low * bandwidth, peak, peak], mode="lines", hoverinfo="skip",
+            x=[low, peak / bandwidth, high],
+            y=[low * bandwidth, peak, peak],
+            mode="lines",
+            hoverinfo="skip",
             name=f"{name}: {three(peak)} TFLOPS, ridge at {peak / bandwidth:.0f}",
             line={"color": looks[name].colour, "width": 1.6, "dash": "dash"},
-        )  # fmt: skip
+        )
         figure.add_scatter(
-            x=[gemm.intensity for gemm in points[name]], y=[gemm.tflops for gemm in points[name]], mode="markers",
-            text=[gemm.name for gemm in points[name]], showlegend=False, name=name,
+            x=[gemm.intensity for gemm in points[name]],
+            y=[gemm.tflops for gemm in points[name]],
+            mode="markers",
+            text=[gemm.name for gemm in points[name]],
+            showlegend=False,
+            name=name,
             marker={"symbol": _hollow(looks[name].symbol), "size": 11, "color": looks[name].colour, "line_width": 2},
             hovertemplate="%{text}: %{x:.3g} FLOP/byte, at most %{y:.3g} TFLOPS<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
     _name(figure, list(points.values())[-1])
     span = [math.log10(low), math.log10(high)]
     figure.update_xaxes(title="FLOP a byte (log)", type="log", range=span, **_steps(low, high))
@@ -76,11 +83,14 @@ def _line(
     figure: go.Figure, name: str, points: Sequence[tuple[int, float]], look: Look, place: int, hover: str
 ) -> None:
     figure.add_scatter(
-        x=[x for x, _ in points], y=[y for _, y in points], mode="lines+markers", name=name,
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="lines+markers",
+        name=name,
         line={"color": look.colour, "width": 1.8, "dash": DASHES[place % len(DASHES)]},
         marker={"symbol": _hollow(look.symbol), "size": 8, "color": look.colour, "line_width": 1.5},
         hovertemplate=hover + "<extra>" + name + "</extra>",
-    )  # fmt: skip
+    )
 
 
 def _hollow(symbol: str) -> str:
@@ -95,9 +105,13 @@ def _name(figure: go.Figure, gemms: Sequence[Gemm]) -> None:
         if all(abs(at - other) > 0.12 for other in named):
             named.append(at)
             figure.add_annotation(
-                x=at, y=math.log10(gemm.tflops), text=gemm.name.rsplit(".", 1)[-1], showarrow=False, yshift=-16,
+                x=at,
+                y=math.log10(gemm.tflops),
+                text=gemm.name.rsplit(".", 1)[-1],
+                showarrow=False,
+                yshift=-16,
                 font={"size": 11},
-            )  # fmt: skip
+            )
 
 
 def _steps(low: float, high: float) -> dict[str, list[object]]:

@@ -31,9 +31,13 @@ def quality_scatter(
     points = [row for row in rows if _drawable(row, x)]
     best = sorted((row for row in points if row.run in front), key=lambda row: _x(row, x))
     figure.add_scatter(
-        x=[_x(row, x) for row in best], y=[row.kld for row in best], mode="lines", name="Pareto front",
-        line={"color": GREY, "width": 1.5, "dash": "dot"}, hoverinfo="skip",
-    )  # fmt: skip
+        x=[_x(row, x) for row in best],
+        y=[row.kld for row in best],
+        mode="lines",
+        name="Pareto front",
+        line={"color": GREY, "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+    )
     alike: dict[Look, list[Standing]] = {}
     for row in points:
         alike.setdefault(look(row.recipe, "predicted" if row.run in predicted else row.backend), []).append(row)
@@ -72,13 +76,22 @@ def _points(
         downs, ups = ([abs(end - kld) for end, kld in zip(ends, klds, strict=True)] for ends in (lows, highs))
         bars = {"array": ups, "arrayminus": downs, "thickness": 1.2, "width": 4}
     return go.Scatter(
-        x=[_x(row, x) for row in rows], y=klds, mode="markers", showlegend=False,
-        customdata=[row.run for row in rows], ids=[row.name for row in rows], error_y=bars,
+        x=[_x(row, x) for row in rows],
+        y=klds,
+        mode="markers",
+        showlegend=False,
+        customdata=[row.run for row in rows],
+        ids=[row.name for row in rows],
+        error_y=bars,
         text=[_provenance(row, spread) for row, spread in zip(rows, spreads, strict=True)],
         hovertemplate="%{text}<extra></extra>",
-        marker={"symbol": drawn.symbol, "size": 13, "color": drawn.colour,
-                "line": {"width": 2.5 if "open" in drawn.symbol else 1}},
-    )  # fmt: skip
+        marker={
+            "symbol": drawn.symbol,
+            "size": 13,
+            "color": drawn.colour,
+            "line": {"width": 2.5 if "open" in drawn.symbol else 1},
+        },
+    )
 
 
 def _provenance(row: Standing, spread: tuple[float, float] | None) -> str:
@@ -170,9 +183,19 @@ def _label(figure: go.Figure, points: Sequence[Standing], x: Metric, span: Seque
     heights = [(math.log10(row.kld or 1.0) - span[0]) / (span[1] - span[0]) * PLOT_PIXELS for row in ordered]
     for row, height, moved in zip(ordered, heights, apart(heights), strict=True):
         figure.add_annotation(
-            x=_x(row, x), y=math.log10(row.kld or 1.0), text=html(row.name), ax=34, ay=height - moved, showarrow=True,
-            arrowhead=0, arrowwidth=0.8, arrowcolor=GREY, xanchor="left", standoff=8, font={"size": 12},
-        )  # fmt: skip
+            x=_x(row, x),
+            y=math.log10(row.kld or 1.0),
+            text=html(row.name),
+            ax=34,
+            ay=height - moved,
+            showarrow=True,
+            arrowhead=0,
+            arrowwidth=0.8,
+            arrowcolor=GREY,
+            xanchor="left",
+            standoff=8,
+            font={"size": 12},
+        )
 
 
 def apart(heights: Sequence[float]) -> list[float]:

@@ -21,9 +21,13 @@ def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Fig
         bars.insert(0, ("saved by keeping it", [whole - row.all_but_kld for row in ranked], COLOURS["1x16"]))
     for title, values, colour in bars:
         figure.add_bar(
-            y=names, x=values, name=title, orientation="h", marker={"color": colour},
+            y=names,
+            x=values,
+            name=title,
+            orientation="h",
+            marker={"color": colour},
             hovertemplate=f"%{{y}}, {title}: %{{x:.3g}} nats<extra></extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="KLD (nats)", zeroline=True, zerolinecolor=GREY)
     figure.update_yaxes(type="category")
     figure.update_layout(barmode="group", bargap=0.3, bargroupgap=0.05, legend_traceorder="reversed")

@@ -16,11 +16,15 @@ def study_points(bars: Sequence[Bar], axis: str) -> go.Figure:
     for bar in drawn:
         mark = look(bar.recipe, bar.backend)
         figure.add_scatter(
-            x=[bar.value], y=[html(bar.label)], mode="markers", name=html(bar.label), showlegend=False,
+            x=[bar.value],
+            y=[html(bar.label)],
+            mode="markers",
+            name=html(bar.label),
+            showlegend=False,
             error_x=error_bars(bar.value, bar.low, bar.high),
             marker={"symbol": mark.symbol, "size": 12, "color": mark.colour, "line": {"width": 2}},
             hovertemplate="%{y}: %{x:.3g}<extra></extra>",
-        )  # fmt: skip
+        )
     ends = [end for bar in drawn for end in (bar.value, bar.low, bar.high) if end is not None and end > 0]
     span = log_span(ends)
     figure.update_xaxes(title=f"{axis}, log, lower is better", type="log", range=span, **log_ticks(span))

@@ -55,11 +55,17 @@ def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid])
         total = sum(profile.histogram) or 1
         kept = [(b, n) for b, n in zip(BINADES, profile.histogram, strict=True) if low <= b <= high]
         figure.add_bar(
-            x=[b + 0.5 for b, _ in kept], y=[100 * n / total for _, n in kept], name=title, showlegend=False, width=0.9,
-            marker={"color": GREY}, customdata=[[as_power(2.0**b), as_power(2.0 ** (b + 1)), n] for b, n in kept],
+            x=[b + 0.5 for b, _ in kept],
+            y=[100 * n / total for _, n in kept],
+            name=title,
+            showlegend=False,
+            width=0.9,
+            marker={"color": GREY},
+            customdata=[[as_power(2.0**b), as_power(2.0 ** (b + 1)), n] for b, n in kept],
             hovertemplate="%{customdata[0]} to %{customdata[1]}: %{y:.3g} %, %{customdata[2]:,} of them<extra></extra>",
-            row=row, col=1,
-        )  # fmt: skip
+            row=row,
+            col=1,
+        )
         _shade(figure, grids[title], (low, high + 1.0), row)
     for name, colour in (("normals", NORMAL), ("subnormals, or an integer’s steps", SUBNORMAL), ("lost", LOST)):
         marker = {"symbol": "square", "size": 13, "color": f"rgba({colour},0.45)"}
@@ -74,9 +80,10 @@ def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid])
 def spread_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """Amax over RMS by layer name, one map a kind: blocks downwards, projections rightwards, one log colour scale."""
     bar = {
-        "title": "amax ÷ RMS", "tickvals": [math.log10(tick) for tick in TICKS],
+        "title": "amax ÷ RMS",
+        "tickvals": [math.log10(tick) for tick in TICKS],
         "ticktext": [f"{tick:,}" for tick in TICKS],
-    }  # fmt: skip
+    }
     figure, rows = layer_maps(maps, hover="amax %{text} × RMS", bar=bar, colour=_decades, written=three)
     return dressed(figure, max(240, 15 * rows + 100), top=60, bottom=20)
 
@@ -95,14 +102,20 @@ def outlier_channels(profiles: Sequence[TensorProfile]) -> go.Figure:
         if ratio > OUTLIER
     ]
     figure.add_scatter(
-        x=[block for block, _, _ in marks], y=[channel for _, channel, _ in marks], mode="markers", showlegend=False,
-        text=[three(ratio) for *_, ratio in marks], name="outlier channels",
+        x=[block for block, _, _ in marks],
+        y=[channel for _, channel, _ in marks],
+        mode="markers",
+        showlegend=False,
+        text=[three(ratio) for *_, ratio in marks],
+        name="outlier channels",
         marker={
-            "size": [5 + 6 * math.log10(ratio) for *_, ratio in marks], "color": f"rgb({NORMAL})", "opacity": 0.75,
+            "size": [5 + 6 * math.log10(ratio) for *_, ratio in marks],
+            "color": f"rgb({NORMAL})",
+            "opacity": 0.75,
             "line": {"width": 0},
         },
         hovertemplate="block %{x}, channel %{y}: %{text} × the median channel<extra></extra>",
-    )  # fmt: skip
+    )
     widest = max((profile.cols for profile in profiles), default=1)
     figure.update_yaxes(title="input channel", range=[-0.02 * widest, 1.02 * widest], zeroline=False)
     figure.update_xaxes(title="block", tickformat="d", zeroline=False, range=[-0.7, len(profiles) - 0.3])
@@ -139,12 +152,18 @@ def _line(figure: go.Figure, points: Sequence[LadderPoint], drawn: tuple[str, st
     name, hue = drawn
     for field, dash, suffix in (("sqnr_db", "solid", ""), ("bulk_sqnr_db", "dot", "-open")):
         figure.add_scatter(
-            x=[step(point) for point in points], y=[getattr(point, field) for point in points], mode="lines+markers",
-            name=name.upper(), legendgroup=name, showlegend=column == 1 and not suffix,
+            x=[step(point) for point in points],
+            y=[getattr(point, field) for point in points],
+            mode="lines+markers",
+            name=name.upper(),
+            legendgroup=name,
+            showlegend=column == 1 and not suffix,
             line={"color": hue, "width": 1.8, "dash": dash},
-            marker={"symbol": SYMBOLS.get(name, "cross") + suffix, "size": 8, "color": hue}, row=1, col=column,
+            marker={"symbol": SYMBOLS.get(name, "cross") + suffix, "size": 8, "color": hue},
+            row=1,
+            col=column,
             hovertemplate="%{x}: %{y:.1f} dB<extra>" + name.upper() + (", bulk" if suffix else "") + "</extra>",
-        )  # fmt: skip
+        )
 
 
 def _shade(figure: go.Figure, grid: Grid, span: tuple[float, float], row: int) -> None:

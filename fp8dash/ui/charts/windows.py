@@ -24,16 +24,25 @@ def window_differences(
             continue
         drawn = looks[name]
         figure.add_scatter(
-            x=[w.index for w in found], y=ys, name=name, mode="lines+markers", line={"color": drawn.colour, "width": 1},
+            x=[w.index for w in found],
+            y=ys,
+            name=name,
+            mode="lines+markers",
+            line={"color": drawn.colour, "width": 1},
             marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
             hovertemplate="window %{x}: %{y:.4f} nats",
-        )  # fmt: skip
+        )
         mean = paired_difference(ys, [0.0] * len(ys), weights=[w.tokens for w in found])
         figure.add_scatter(
-            x=[-1.2 - 0.35 * place], y=[mean.mean], mode="markers", showlegend=False, name=f"{name}, mean",
+            x=[-1.2 - 0.35 * place],
+            y=[mean.mean],
+            mode="markers",
+            showlegend=False,
+            name=f"{name}, mean",
             marker={"color": drawn.colour, "size": 9, "symbol": "line-ew", "line": {"width": 3, "color": drawn.colour}},
-            error_y=error_bars(mean.mean, mean.low, mean.high), hovertemplate="mean %{y:.4f} nats",
-        )  # fmt: skip
+            error_y=error_bars(mean.mean, mean.low, mean.high),
+            hovertemplate="mean %{y:.4f} nats",
+        )
     title = "Δ ln PPL (nats)"
     if field == "kld":
         span = log_span([w.kld for found in windows.values() for w in found])
@@ -57,11 +66,14 @@ def kld_quantiles(found: Mapping[str, Mapping[str, float]], looks: Mapping[str, 
     for name, values in found.items():
         drawn = looks[name]
         figure.add_scatter(
-            x=list(values), y=[value if value > 0 else None for value in values.values()], name=html(name),
-            mode="lines+markers", line={"color": drawn.colour, "width": 1.5, "dash": dash_of(drawn.symbol)},
+            x=list(values),
+            y=[value if value > 0 else None for value in values.values()],
+            name=html(name),
+            mode="lines+markers",
+            line={"color": drawn.colour, "width": 1.5, "dash": dash_of(drawn.symbol)},
             marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
             hovertemplate="%{x} of the tokens: at most %{y:.3g} nats",
-        )  # fmt: skip
+        )
     span = log_span([value for values in found.values() for value in values.values() if value > 0])
     figure.update_yaxes(title="KLD of one token (nats, log)", type="log", range=span, **log_ticks(span))
     figure.update_xaxes(title="share of tokens below", type="category")

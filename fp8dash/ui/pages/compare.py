@@ -81,10 +81,15 @@ def _chosen(frame: Frame) -> list[str]:
         for run, row in rows.items()
     }
     picked = st.multiselect(
-        "Runs", list(rows), default=named[:MOST], format_func=titles.__getitem__, max_selections=MOST,
-        key=f"compare_runs_{','.join(named)}", placeholder="two to six runs",
+        "Runs",
+        list(rows),
+        default=named[:MOST],
+        format_func=titles.__getitem__,
+        max_selections=MOST,
+        key=f"compare_runs_{','.join(named)}",
+        placeholder="two to six runs",
         help=f"Offered are the {OFFERED} newest that the search finds.",
-    )  # fmt: skip
+    )
     if picked != named[:MOST]:
         linked.write("runs", ",".join(picked))
     return picked
@@ -216,9 +221,13 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
     st.header("Against BF16, by window or by token", anchor=False)
     fields = {"KLD": "kld", "Δ ln PPL": "nll"}
     field = linked.segmented_control(
-        "What", [*fields, BY_TOKEN], default="KLD", required=True, key="windows", 
+        "What",
+        [*fields, BY_TOKEN],
+        default="KLD",
+        required=True,
+        key="windows",
         label_visibility="collapsed",
-    )  # fmt: skip
+    )
     if field == BY_TOKEN:
         _by_token(frame, rows, names)
         return

@@ -1,6 +1,6 @@
 """Number formats by hand: one number in all formats, a cast of a few numbers, scale rules on an amax, and the facts.
 
-Casts are `choose.numerics`, at once and in this process; all that is chosen is in the address.
+Casts are `explain.numerics`, computed at once and in this process; all that is chosen is in the address.
 """
 
 import math
@@ -68,9 +68,12 @@ def one_number() -> tuple[str, str]:
         st.session_state["number"] = "0.1"
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = linked.text_input(
-            "Number or code", key="number", width=220, help="0.1, 448, 1e-3, nan, or a code of "
+            "Number or code",
+            key="number",
+            width=220,
+            help="0.1, 448, 1e-3, nan, or a code of "
             "the format at the right: 0x7E, 0b01111110. A click on a bit writes the code here.",
-        )  # fmt: skip
+        )
         fmt = format_box("Format", "format", "e4m3fn")
     x, typed = read(text or "0.1", fmt)
     found = nearest(x, fmt)
@@ -126,9 +129,12 @@ def _strip(code: Code, found: Nearest | None) -> None:
                 with st.container(horizontal=True, gap="xsmall", width="content"):
                     for _ in range(width):
                         st.button(
-                            code.bits[place], key=f"formats_bit_{field.split()[0]}_{place}", on_click=_write,
-                            args=(code.toggled(place).hex,), help=f"Turn this {field} bit over",
-                        )  # fmt: skip
+                            code.bits[place],
+                            key=f"formats_bit_{field.split()[0]}_{place}",
+                            on_click=_write,
+                            args=(code.toggled(place).hex,),
+                            help=f"Turn this {field} bit over",
+                        )
                         place += 1
         with st.container(width="content"):
             st.metric(f"{code.hex} · {code.kind}", exactly(code.value))
@@ -184,9 +190,14 @@ def _spacing(x: float | None) -> None:
     st.header("Where the codes lie", anchor=False)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         names = linked.multiselect(
-            "Formats drawn", list(FORMATS), ["e4m3fn", "e5m2", "int8"], key="show", width=560,
-            format_func=lambda name: title(FORMATS[name]), max_selections=6,
-        )  # fmt: skip
+            "Formats drawn",
+            list(FORMATS),
+            ["e4m3fn", "e5m2", "int8"],
+            key="show",
+            width=560,
+            format_func=lambda name: title(FORMATS[name]),
+            max_selections=6,
+        )
         axis = linked.segmented_control("Scale", [AS_IS, ALIGNED], default=AS_IS, required=True, key="axis")
     chosen = [FORMATS[name] for name in names] or [FORMATS["e4m3fn"]]
     figure = charts_formats.number_lines(chosen, x, scaled=1.0 if axis == ALIGNED else None)
@@ -252,5 +263,8 @@ def percent(share: float) -> str:
 
 
 VIEWS: dict[str, Callable[[], tuple[str, str]]] = {
-    ONE: one_number, CAST: casting.cast_numbers, SCALES: casting.scale_rules, FACTS: all_formats,
-}  # fmt: skip
+    ONE: one_number,
+    CAST: casting.cast_numbers,
+    SCALES: casting.scale_rules,
+    FACTS: all_formats,
+}

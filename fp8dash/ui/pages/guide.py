@@ -123,7 +123,8 @@ def _links(frame: Frame, claim: Claim, finding: Finding | None) -> None:
 def _metrics() -> None:
     st.header("What the metrics mean", anchor=False)
     lines: Sequence[str] = [
-        "| Metric | Unit | Better | What it is |", "|:--|:--|:--|:--|",
+        "| Metric | Unit | Better | What it is |",
+        "|:--|:--|:--|:--|",
         *(f"| **{m.title}** | {m.unit or '—'} | {m.better} | {plain(m.help)} |" for m in METRICS.values()),
-    ]  # fmt: skip
+    ]
     st.markdown("\n".join(lines))

@@ -108,9 +108,13 @@ def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], Q
         here = _narrowed("Setting", "setting", here, _settings(frame, here).__getitem__, 250)
         group = _narrowed("Backend", "backend", here, lambda group: group.backend, 130)[0]
         what = linked.segmented_control(
-            "Budget", list(BUDGETS), default="KLD", required=True, key="budget", 
+            "Budget",
+            list(BUDGETS),
+            default="KLD",
+            required=True,
+            key="budget",
             help="How much quality may go, in nats from the baseline.",
-        )  # fmt: skip
+        )
         limit = linked.number_input("At most (nats)", 0.0, 10.0, CLOSE, 0.01, "%.3f", key="limit", width=130)
         target = _target([str(group.device), *(str(mate.device) for mate in mates)])
     return group, mates, QualityBudget(BUDGETS[str(what)], float(limit)), target
@@ -119,11 +123,16 @@ def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], Q
 def _target(devices: Sequence[str]) -> Target:
     """A device that something was measured on, or an accelerator that is predicted."""
     planned = {f"{name}{FORETOLD}": accelerator for name, accelerator in ACCELERATORS.items()}
-    name = str(linked.selectbox(
-        "To be served on", [*dict.fromkeys(devices), *planned], key="target", width=230,
-        help="A device: speeds are those of GEMMs measured on it. An accelerator: decoding as the planner predicts it "
-        "from data sheets, at most; nothing was measured there.",
-    ))  # fmt: skip
+    name = str(
+        linked.selectbox(
+            "To be served on",
+            [*dict.fromkeys(devices), *planned],
+            key="target",
+            width=230,
+            help="A device: GEMM speeds measured on it. An accelerator: the planner’s upper bound on decoding speed, "
+            "from data sheets; nothing was measured there.",
+        )
+    )
     if name not in planned:
         return Target(name)
     batch = linked.number_input("Requests at once", 1, 1 << 16, 32, key="batch", width=130)
@@ -138,9 +147,12 @@ def _narrowed(
     if len(names) < 2:
         return list(groups)
     chosen = linked.selectbox(
-        label, names, key=key, width=width,
+        label,
+        names,
+        key=key,
+        width=width,
         help="Rows are ranked only against rows of the same model, corpus, windows, method, device and backend.",
-    )  # fmt: skip
+    )
     return [group for group in groups if name_of(group) == chosen]
 
 
@@ -188,7 +200,7 @@ def _times(decision: Decision, row: Standing) -> str:
 
 def _other_models(
     frame: Frame, groups: Sequence[Group], shown_group: Group, budget: QualityBudget, target: Target
-) -> None:  # fmt: skip
+) -> None:
     """One line for each further model, from its largest group."""
     largest: dict[str, Group] = {}
     names = _contents(groups)
@@ -219,9 +231,14 @@ def _filtered(frame: Frame, group: Group) -> Choice:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         search = linked.text_input("Search", key="q", placeholder="recipe, study, owner or run", width=230)
         sort = linked.selectbox(
-            "Order", list(SORTED), format_func=SORTED.__getitem__, index=list(SORTED).index("kld"), key="sort",
-            width=170, help="The best first; what was not measured comes last.",
-        )  # fmt: skip
+            "Order",
+            list(SORTED),
+            format_func=SORTED.__getitem__,
+            index=list(SORTED).index("kld"),
+            key="sort",
+            width=170,
+            help="The best first; what was not measured comes last.",
+        )
         kept: dict[str, Any] = {
             name: tuple(linked.multiselect(label, options, key=name, placeholder="any", width=width))
             for name, label, options, width in (
@@ -235,6 +252,12 @@ def _filtered(frame: Frame, group: Group) -> Choice:
     metric = METRICS.get(sort)
     order = "descending" if metric is None or metric.better == HIGHER else "ascending"
     return Choice(
-        FINISHED_RUNS, groups=(group.key,), backends=(group.backend,), search=search or "", sort=sort, order=order,
-        pins=(True,) if pins else (), **kept,
-    )  # fmt: skip
+        FINISHED_RUNS,
+        groups=(group.key,),
+        backends=(group.backend,),
+        search=search or "",
+        sort=sort,
+        order=order,
+        pins=(True,) if pins else (),
+        **kept,
+    )

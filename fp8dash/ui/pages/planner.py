@@ -72,15 +72,26 @@ def page(frame: Frame) -> None:
 def _plan(frame: Frame) -> tuple[str, str]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = _model()
-        accelerator = ACCELERATORS[str(linked.selectbox(
-            "Accelerator", list(ACCELERATORS), list(ACCELERATORS).index("H200 SXM"), key="gpu", 
-            width=170,
-        ))]  # fmt: skip
+        accelerator = ACCELERATORS[
+            str(
+                linked.selectbox(
+                    "Accelerator",
+                    list(ACCELERATORS),
+                    list(ACCELERATORS).index("H200 SXM"),
+                    key="gpu",
+                    width=170,
+                )
+            )
+        ]
         devices = int(linked.number_input("Of them", 1, 64, 1, key="gpus", width=110))
         kv = linked.segmented_control(
-            "KV cache", list(KV), default="BF16", required=True, key="kv", 
+            "KV cache",
+            list(KV),
+            default="BF16",
+            required=True,
+            key="kv",
             help="One scale a tensor. A recipe that names kv= keeps its own.",
-        )  # fmt: skip
+        )
     recipes = _recipes()
     traffic, reach = _traffic()
     plans = {
@@ -107,18 +118,27 @@ def _model() -> Architecture:
     if name != PASTED:
         return KNOWN[name]
     text = linked.text_area(
-        "config.json", EXAMPLE, key="config", height=68, width=420,
+        "config.json",
+        EXAMPLE,
+        key="config",
+        height=68,
+        width=420,
         help="Paste a model’s whole file over this one. " + f"Model types: {', '.join(FAMILIES)}.",
-    )  # fmt: skip
+    )
     return read_config(text or "", "Your model")
 
 
 def _recipes() -> dict[str, Recipe]:
     """The chosen recipes by name; anything typed is read as a recipe's text."""
     chosen = linked.multiselect(
-        "Recipes, the first is the answer’s", OFFERED, list(START), key="recipes", 
-        max_selections=6, valid=recipe_from, help="A preset, or a recipe’s text as w=e4m3fn/row a=e4m3fn/row.",
-    )  # fmt: skip
+        "Recipes, the first is the answer’s",
+        OFFERED,
+        list(START),
+        key="recipes",
+        max_selections=6,
+        valid=recipe_from,
+        help="A preset, or a recipe’s text as w=e4m3fn/row a=e4m3fn/row.",
+    )
     names = [str(name) for name in chosen] or list(START[:1])
     return {name: recipe_from(name) for name in names}
 
@@ -130,13 +150,25 @@ def _traffic() -> tuple[Traffic, float]:
         batch = _whole("Requests at once", 32, "batch", 1 << 16)
         price = linked.number_input("Price ($ per device and hour)", 0.0, 1000.0, 2.5, 0.1, key="price", width=225)
         reach = linked.number_input(
-            "Reached (% of the bound)", 1, 100, round(100 * REACH), 5, key="reach", width=190,
+            "Reached (% of the bound)",
+            1,
+            100,
+            round(100 * REACH),
+            5,
+            key="reach",
+            width=190,
             help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 is the bound.",
-        )  # fmt: skip
+        )
         measured = linked.number_input(
-            "Measured (output tokens/s)", 0.0, 1e9, 0.0, 100.0, key="measured", width=225,
+            "Measured (output tokens/s)",
+            0.0,
+            1e9,
+            0.0,
+            100.0,
+            key="measured",
+            width=225,
             help="By your own server, of the first recipe on all devices together; 0: none.",
-        )  # fmt: skip
+        )
     return Traffic(prompt, output, batch, float(price), float(measured)), reach / 100
 
 
@@ -245,9 +277,13 @@ def _prompt_cost(plan: Plan, traffic: Traffic, batch: int) -> str:
 def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         choice = linked.segmented_control(
-            "Figure", [SPEEDS, REQUESTS, ROOFLINE], default=SPEEDS, required=True, key="figure", 
+            "Figure",
+            [SPEEDS, REQUESTS, ROOFLINE],
+            default=SPEEDS,
+            required=True,
+            key="figure",
             label_visibility="collapsed",
-        )  # fmt: skip
+        )
     looks = {name: look(plan.recipe.text, "emulated") for name, plan in plans.items()}
     drawing: dict[str, Callable[[], None]] = {
         SPEEDS: lambda: _draw_speeds(plans, looks, traffic),
@@ -283,9 +319,12 @@ def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic
 
 def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
     phase = linked.segmented_control(
-        "Tokens at once", ["Decoding", "Reading a prompt"], default="Decoding", required=True, key="phase",
-        
-    )  # fmt: skip
+        "Tokens at once",
+        ["Decoding", "Reading a prompt"],
+        default="Decoding",
+        required=True,
+        key="phase",
+    )
     tokens = traffic.batch if phase == "Decoding" else traffic.prompt
     drawn = dict(list(plans.items())[:2])  # BF16 and the answer's recipe: more roofs hide each other
     points = {name: plan.gemms(tokens) for name, plan in drawn.items()}
@@ -314,8 +353,9 @@ def _by_accelerator(plan: Plan, traffic: Traffic) -> list[str]:
         name = f"**{plain(a.name)}**" if a == plan.accelerator else plain(a.name)
         speeds = (
             f"{three(batch / step)} | {three(1e3 * step)} | {three(1e3 * other.prefill_s(traffic.prompt))}"
-            if step else " | ".join([DASH] * 3)
-        )  # fmt: skip
+            if step
+            else " | ".join([DASH] * 3)
+        )
         peaks = f"{three(a.bf16)} | {three(a.fp8)}"
         fits = f"{room:,}" if room else "none"
         lines.append(

@@ -162,8 +162,14 @@ def _note(frame: Frame, row: Standing) -> None:
         st.info(plain(row.note))
         st.caption(f"{plain(row.note_by)}, {moment(row.note_at, zone())}")
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.toggle("Pinned", row.pinned, key="run_pinned", on_change=guarded(_pin), args=(frame, row.run),
-                  help="Pinned runs bear a star on the leaderboard, for everyone.")  # fmt: skip
+        st.toggle(
+            "Pinned",
+            row.pinned,
+            key="run_pinned",
+            on_change=guarded(_pin),
+            args=(frame, row.run),
+            help="Pinned runs bear a star on the leaderboard, for everyone.",
+        )
         with st.popover("Edit the note" if row.note else "Add a note", type="tertiary"):
             note = st.text_area("Note", row.note, max_chars=NOTE_LENGTH, key=f"run_note_{row.note_at}")
             owner = linked.text_input("By", key="owner", max_chars=60, placeholder="your name")

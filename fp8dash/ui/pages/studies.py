@@ -78,18 +78,30 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
     backends = ["auto", "emulated"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         model = linked.selectbox(
-            "Model", list(MODELS), format_func=lambda name: MODELS[name].title if name in MODELS else name,
-            accept_new_options=True, key="ask_model", width=320,
+            "Model",
+            list(MODELS),
+            format_func=lambda name: MODELS[name].title if name in MODELS else name,
+            accept_new_options=True,
+            key="ask_model",
+            width=320,
             help="From the catalogue, or type a folder on the worker or a Hub id.",
-        )  # fmt: skip
+        )
         backend = linked.selectbox(
-            "Backend", backends, backends.index(usual.backend), key="ask_backend", width=160,
+            "Backend",
+            backends,
+            backends.index(usual.backend),
+            key="ask_backend",
+            width=160,
             help="auto: native where a kernel is legal. Emulated is preset where all workers alive are CPUs.",
-        )  # fmt: skip
+        )
         owner = linked.text_input(
-            "Owner", key="owner", max_chars=60, placeholder="your name", width=220,
+            "Owner",
+            key="owner",
+            max_chars=60,
+            placeholder="your name",
+            width=220,
             help="Kept in this page’s address.",
-        )  # fmt: skip
+        )
     return usual.but(model=(model or DEMO).strip(), backend=backend), owner or ""
 
 
@@ -146,9 +158,7 @@ def _grid(frame: Frame, base: Request, owner: str, pace: Pace) -> None:
         st.markdown("Weights and activations alike; a 128×128 block of weights goes with 1×128 groups of activations.")
         with st.container(horizontal=True):
             formats, tiles, rules = (
-                tuple(
-                    linked.multiselect(label, list(options), default=default, key=f"grid_{key}", width=320)
-                )  # fmt: skip
+                tuple(linked.multiselect(label, list(options), default=default, key=f"grid_{key}", width=320))
                 for label, key, options, default in (
                     ("Formats", "formats", FORMATS, ["e4m3fn"]),
                     ("Tiles", "tiles", TILES, ["tensor", "row"]),

@@ -38,9 +38,7 @@ def page(frame: Frame) -> None:
         names = list(dict.fromkeys(profile.name for profile in profiles))
         layer = _linked("Layer", "layer", names, widest.name, str, of=run_id)
         fmt = format_box("Format", "format", "e4m3fn")
-        scale = str(linked.segmented_control(
-            "Scale", [ALIGNED, UNIT], default=ALIGNED, required=True, key="scale"
-        ))  # fmt: skip
+        scale = str(linked.segmented_control("Scale", [ALIGNED, UNIT], default=ALIGNED, required=True, key="scale"))
     points = frame.store.ladder_points([run_id])[run_id]
     with head:
         st.title(_answer(widest, points), anchor=False)
@@ -70,9 +68,13 @@ def _linked(
     """A choice that is in the address under its name; what the address does not offer is `start`."""
     asked = linked.choice(name, options, start)
     chosen = st.selectbox(
-        label, options, options.index(asked), key=f"tensors_{name}_{of}",
-        format_func=write, width=380,
-    )  # fmt: skip
+        label,
+        options,
+        options.index(asked),
+        key=f"tensors_{name}_{of}",
+        format_func=write,
+        width=380,
+    )
     if chosen != asked:
         linked.write(name, chosen)
     return chosen
@@ -224,8 +226,9 @@ def _ladder(points: Sequence[LadderPoint], layer: str) -> None:
     st.markdown(_said_of_ladder(found) + ("" if name == layer else f" {plain(layer)} itself was not measured."))
     draw(
         charts_tensors.ladder_lines({KINDS[kind]: some for kind, some in found.items()}),
-        key="tensors_ladder", alt="SQNR by format and tile, with and without outlier channels",
-    )  # fmt: skip
+        key="tensors_ladder",
+        alt="SQNR by format and tile, with and without outlier channels",
+    )
     st.caption(
         "Measured of one Linear a projection, the one with the widest input; activations over the first window. "
         "Without the outlier channels: they share scales with the others, but their own error is not summed. "

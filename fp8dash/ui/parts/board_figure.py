@@ -27,15 +27,19 @@ MOST_POINTS = 150  # the front, then the lowest KLDs
 
 def figure(
     frame: Frame, choice: Choice, base: Sequence[Standing], speeds: Mapping[str, SpeedUp], elsewhere: str
-) -> None:  # fmt: skip
+) -> None:
     """The figure of a choice; `elsewhere` names a target other than the device that was measured on, or is empty."""
     some = frame.store.standings(dataclasses.replace(choice, sort="kld", order="ascending", limit=MOST_POINTS))
     timed = {row.run for row in some if row.gemm_speedup is not None} if not elsewhere else set(speeds)
     default = AXES["gemm_speedup" if all(row.run in timed for row in some) else "model_bytes"]
     axis = linked.segmented_control(
-        "Figure", list(AXES.values()), default=default, required=True, key="x",
+        "Figure",
+        list(AXES.values()),
+        default=default,
+        required=True,
+        key="x",
         label_visibility="collapsed",
-    )  # fmt: skip
+    )
     metric = METRICS[next(name for name, title in AXES.items() if title == axis)]
     front = frame.store.front(choice, metric.name, metric.better)
     rows = list({row.run: row for row in (*front, *some)}.values())
@@ -50,9 +54,7 @@ def figure(
     if not drawn:
         st.info("No row has both a divergence and this number: choose another axis.")
         return
-    scatter = quality_scatter(
-        [*base, *rows], metric, front=best, intervals=intervals(drawn), predicted=predicted
-    )  # fmt: skip
+    scatter = quality_scatter([*base, *rows], metric, front=best, intervals=intervals(drawn), predicted=predicted)
     chosen = draw_points(scatter, key="leaderboard_scatter", alt=_described(drawn))
     if chosen:
         frame.go("runs", run=chosen[0])
@@ -77,7 +79,7 @@ def _front(rows: Sequence[Standing], x: str) -> set[str]:
 
 def _notes(
     frame: Frame, choice: Choice, rows: Sequence[Standing], drawn: Sequence[Standing], x: str, elsewhere: str
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """What the figure's marks mean, and what it leaves out."""
     notes = ["Colour is the tile, symbol the format; hollow where quality is emulated or speed predicted."]
     if elsewhere:

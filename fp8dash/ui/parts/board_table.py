@@ -173,8 +173,10 @@ def _bars(rows: Sequence[Standing]) -> list[str | None]:
     def place(value: float) -> float:
         return 5 + 86 * (math.log(max(value, min(values))) - low) / span
 
-    return [_bar(place(ends[row.run][0]), place(row.kld or 0), place(ends[row.run][1])) if row.run in ends else None
-            for row in rows]  # fmt: skip
+    return [
+        _bar(place(ends[row.run][0]), place(row.kld or 0), place(ends[row.run][1])) if row.run in ends else None
+        for row in rows
+    ]
 
 
 def _bar(low: float, mid: float, high: float) -> str:

@@ -1,6 +1,6 @@
 """A cast of a few typed numbers, and scale rules on a typed amax: two views of the formats page.
 
-Casts are `choose.numerics`, at once and in this process.
+Casts are `explain.numerics`, computed at once and in this process.
 """
 
 import math
@@ -31,27 +31,15 @@ ROUNDING_SLACK = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's r
 
 def cast_numbers() -> tuple[str, str]:
     """Typed numbers through a whole cast: tiles, scales, codes, and what was lost."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        fmt = format_box("Format", "f", "e4m3fn")
-        tile = linked.selectbox(
-            "Tile", ["1x4", *TILES], list(TILES).index("row") + 1, key="tile", width=150,
-            accept_new_options=True, help="Who shares a scale; any rows x columns can be typed.",
-        )  # fmt: skip
-        rule = linked.selectbox(
-            "Scale rule", list(RULES), key="rule", width=150,
-            help="  \n".join(f"`{name}`: {r.meaning}" for name, r in RULES.items()),
-        )  # fmt: skip
-        guard = linked.selectbox(
-            "Guard", list(GUARDS), key="guard", width=150,
-            help="  \n".join(f"`{name}`: {g.meaning}" for name, g in GUARDS.items()),
-        )  # fmt: skip
+    cast = _cast_boxes()
     text = linked.text_area(
-        "Numbers, a line a row", SAMPLE, key="numbers", height=110,
-        help=f"At most {MOST_NUMBERS} numbers, apart by spaces or commas. Short rows are filled up with zeros.",
-    )  # fmt: skip
+        "Numbers, a line a row",
+        SAMPLE,
+        key="numbers",
+        height=110,
+        help=f"At most {MOST_NUMBERS} numbers, separated by spaces or commas. Short rows are padded with zeros.",
+    )
     x = _matrix(text or SAMPLE)
-    cast = parse_cast(f"{fmt.name}/{str(tile).strip()}/{rule}/{guard}")
-    found = quantize(x, cast)
     table = _elements(x, cast)
     digits = {
         name: st.column_config.NumberColumn(format="%.5g") for name in map(str, table) if table[name].dtype == float
@@ -60,13 +48,49 @@ def cast_numbers() -> tuple[str, str]:
     st.dataframe(table, hide_index=True, key="formats_elements", height=height, column_config=digits)
     st.header("The same numbers, tile and rule in every format", anchor=False)
     st.markdown("\n".join(_cast_in_all(x, cast)))
-    scales = sorted(set(found.scales.ravel().tolist()))
-    shown = listed([as_power(s) for s in scales[:6]]) + (" …" if len(scales) > 6 else "")
-    bits = cast.bits_per_element(*x.shape)
-    more = f"{many(found.scales.size, 'scale')}: {shown}. {three(bits)} bits a number, scales included."
-    other = FORMATS["e4m3fn" if fmt.name == "int8" else "int8"]
+    other = FORMATS["e4m3fn" if cast.format.name == "int8" else "int8"]
     beside = f"{title(other)} by the same tile and rule: {_lost(x, Cast(other, cast.tile, cast.rule, cast.guard))}."
-    return plain(f"{title(fmt)} by {cast.tile.name}: {_lost(x, cast)}"), plain(beside) + "  \n" + more
+    answer = f"{title(cast.format)} by {cast.tile.name}: {_lost(x, cast)}"
+    return plain(answer), plain(beside) + "  \n" + _scales_in_words(x, cast)
+
+
+def _cast_boxes() -> Cast:
+    """The cast that is chosen; raises InvalidChoice where a typed tile is none."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        fmt = format_box("Format", "f", "e4m3fn")
+        tile = linked.selectbox(
+            "Tile",
+            ["1x4", *TILES],
+            list(TILES).index("row") + 1,
+            key="tile",
+            width=150,
+            accept_new_options=True,
+            help="Who shares a scale; any rows x columns can be typed.",
+        )
+        rule = linked.selectbox(
+            "Scale rule",
+            list(RULES),
+            key="rule",
+            width=150,
+            help="  \n".join(f"`{name}`: {r.meaning}" for name, r in RULES.items()),
+        )
+        guard = linked.selectbox(
+            "Guard",
+            list(GUARDS),
+            key="guard",
+            width=150,
+            help="  \n".join(f"`{name}`: {g.meaning}" for name, g in GUARDS.items()),
+        )
+    return parse_cast(f"{fmt.name}/{str(tile).strip()}/{rule}/{guard}")
+
+
+def _scales_in_words(x: Floats, cast: Cast) -> str:
+    """The first six scales, how many there are, and the bits that a number takes with them."""
+    encoded = quantize(x, cast)
+    scales = sorted(set(encoded.scales.ravel().tolist()))
+    shown = listed([as_power(s) for s in scales[:6]]) + (" …" if len(scales) > 6 else "")
+    bits = three(cast.bits_per_element(*x.shape))
+    return f"{many(encoded.scales.size, 'scale')}: {shown}. {bits} bits a number, scales included."
 
 
 def _matrix(text: str) -> Floats:
@@ -80,31 +104,35 @@ def _matrix(text: str) -> Floats:
 
 
 def _numbers(words: Sequence[str]) -> list[float]:
-    found = [read(word, FORMATS["int8"])[0] for word in words]
-    if not all(map(math.isfinite, found)):
+    numbers = [read(word, FORMATS["int8"])[0] for word in words]
+    if not all(map(math.isfinite, numbers)):
         raise InvalidChoice("NaN and infinity cannot be cast: a tile’s amax must be finite.")
-    return found
+    return numbers
 
 
 def _elements(x: Floats, cast: Cast) -> pd.DataFrame:
     """A row an element."""
-    found = quantize(x, cast)
-    factors, decoded = found.factors, found.values
+    encoded = quantize(x, cast)
+    factors, decoded = encoded.factors, encoded.values
     rows = []
     for (row, column), number in np.ndenumerate(x):
-        code, factor, value = (
-            Code(cast.format, int(found.codes[row, column])),
-            factors[row, column],
-            decoded[row, column],
-        )
+        code = Code(cast.format, int(encoded.codes[row, column]))
+        factor, value = factors[row, column], decoded[row, column]
         rows.append(
             {
-                "Row": row + 1, "Column": column + 1, "Number": float(number), "Scale": float(factor),
-                "Number ÷ scale": float(number / factor), "Code": code.hex, "Bits": code.spaced,
-                "Code’s value": code.value, "Becomes": float(value), "Error": float(value) - float(number),
+                "Row": row + 1,
+                "Column": column + 1,
+                "Number": float(number),
+                "Scale": float(factor),
+                "Number ÷ scale": float(number / factor),
+                "Code": code.hex,
+                "Bits": code.spaced,
+                "Code’s value": code.value,
+                "Becomes": float(value),
+                "Error": float(value) - float(number),
                 "What happened": _element_fate(float(number), float(value), float(number / factor), cast.format),
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -116,9 +144,9 @@ def _element_fate(number: float, value: float, scaled: float, fmt: Format) -> st
 
 def _fates(x: Floats, cast: Cast) -> tuple[int, int]:
     """How many were clipped, and how many flushed to zero."""
-    found = quantize(x, cast)
-    clipped = np.abs(x) > found.factors * np.float32(cast.format.max * ROUNDING_SLACK)
-    return int(clipped.sum()), int(((x != 0) & (found.values == 0)).sum())
+    encoded = quantize(x, cast)
+    clipped = np.abs(x) > encoded.factors * np.float32(cast.format.max * ROUNDING_SLACK)
+    return int(clipped.sum()), int(((x != 0) & (encoded.values == 0)).sum())
 
 
 def _lost(x: Floats, cast: Cast) -> str:
@@ -159,10 +187,10 @@ def scale_rules() -> tuple[str, str]:
         f"Above the dashed line, {exactly(fmt.max)}, the amax is clipped; below half of it, a binade of range is "
         "unused. The dot is the typed amax."
     )
-    return _said_of_rules(amax, fmt)
+    return _rules_in_words(amax, fmt)
 
 
-def _said_of_rules(amax: float, fmt: Format) -> tuple[str, str]:
+def _rules_in_words(amax: float, fmt: Format) -> tuple[str, str]:
     """Which rules clip, which keep the amax, which waste range."""
     landed = {name: amax / _scale_of(amax, fmt, name) for name in POWER_RULES}
     clipping = [name for name, at in landed.items() if at > fmt.max]
@@ -177,8 +205,10 @@ def _said_of_rules(amax: float, fmt: Format) -> tuple[str, str]:
 
 
 def _rule_table(amax: float, fmt: Format) -> list[str]:
-    lines = ["| Rule | Scale | Amax ÷ scale | Amax becomes | Relative error (%) | Range used (%) | How |",
-             "|:--|--:|--:|--:|--:|--:|:--|"]  # fmt: skip
+    lines = [
+        "| Rule | Scale | Amax ÷ scale | Amax becomes | Relative error (%) | Range used (%) | How |",
+        "|:--|--:|--:|--:|--:|--:|:--|",
+    ]
     for name, rule in LEVEL_RULES.items():
         scale = _scale_of(amax, fmt, name)
         landed = float(np.float32(amax) / np.float32(scale))

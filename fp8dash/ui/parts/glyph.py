@@ -11,9 +11,14 @@ from fp8dash.ui.charts.looks import GREY, tile_colour
 SIDE, GAP = 30, 8
 HEIGHT = SIDE + 2
 CUTS = {  # rows and columns drawn
-    "tensor": (1, 1), "row": (8, 1), "column": (1, 8), "128x128": (2, 2), "1x128": (8, 2), "1x32": (8, 4),
+    "tensor": (1, 1),
+    "row": (8, 1),
+    "column": (1, 8),
+    "128x128": (2, 2),
+    "1x128": (8, 2),
+    "1x32": (8, 4),
     "1x16": (8, 6),
-}  # fmt: skip
+}
 
 
 def glyph_width(recipe: Recipe) -> int:

@@ -25,11 +25,15 @@ def sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[s
     if mixed is not None:
         _mixed(frame, run, [row for row in rows if row.kept], numbers)
     with st.expander("Every group"):
-        columns = {"Group": [row.group for row in rows], "Linears": [row.linears for row in rows],
-                   "Parameters": [row.parameters for row in rows], "Bits/weight": [row.bits_per_weight for row in rows],
-                   "KLD, cast alone": [row.alone_kld for row in rows],
-                   "KLD, all but it": [row.all_but_kld for row in rows],
-                   "In the mixed recipe": ["kept" if row.kept else "cast" for row in rows]}  # fmt: skip
+        columns = {
+            "Group": [row.group for row in rows],
+            "Linears": [row.linears for row in rows],
+            "Parameters": [row.parameters for row in rows],
+            "Bits/weight": [row.bits_per_weight for row in rows],
+            "KLD, cast alone": [row.alone_kld for row in rows],
+            "KLD, all but it": [row.all_but_kld for row in rows],
+            "In the mixed recipe": ["kept" if row.kept else "cast" for row in rows],
+        }
         st.dataframe(pd.DataFrame(columns), hide_index=True, key="run_all_groups")
 
 

@@ -66,8 +66,13 @@ def provenance(frame: Frame, run: Run) -> None:
         height="content",
     )
     stages = frame.store.stages([run.id])[run.id]
-    table = pd.DataFrame({"Stage": [s.stage for s in stages], "Time": [lasted(s.seconds) for s in stages],
-                          "Finished": [moment(s.finished_at, here) for s in stages]})  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "Stage": [s.stage for s in stages],
+            "Time": [lasted(s.seconds) for s in stages],
+            "Finished": [moment(s.finished_at, here) for s in stages],
+        }
+    )
     right.dataframe(table, hide_index=True, key="run_stages", height="content")
     with right.expander("Request"):
         st.json(run.request.to_json())

@@ -12,9 +12,7 @@ from fp8dash.ui.frame import draw
 from fp8dash.ui.words import plain
 
 
-def rates(
-    name: str, points: list[GemmPoint], looks: dict[str, Look], numbers: Sequence[Measurement]
-) -> None:  # fmt: skip
+def rates(name: str, points: list[GemmPoint], looks: dict[str, Look], numbers: Sequence[Measurement]) -> None:
     """TFLOPS by M and where the cast pays, and every shape in a table."""
     draw(gemm_rates({name: points}, looks), key="run_gemm_rates", alt="TFLOPS by M")
     if cross := next((m for m in numbers if m.name == "gemm_crossover_m"), None):
@@ -30,14 +28,27 @@ def _shape_row(p: GemmPoint, peaks: dict[str, float | None]) -> dict[str, object
     base, product = p.tflops(p.baseline_us), p.tflops(p.matmul_us)
     moved = p.matmul_bytes / p.matmul_us / 1e3 if p.matmul_bytes and p.matmul_us else None
     return {
-        "M": p.m, "N": p.n, "K": p.k, "Linears": p.count, "BF16 (µs)": p.baseline_us, "Cast (µs)": p.cast_us,
-        "Product (µs)": p.matmul_us, "BF16, cold (µs)": p.baseline_cold_us, "Cast, cold (µs)": p.cast_cold_us,
-        "Product, cold (µs)": p.matmul_cold_us, "BF16 TFLOPS": base, "TFLOPS": product,
-        "BF16 of peak": _share(base, peaks.get("BF16")), "Of peak": _share(product, peaks.get(p.kernel)),
-        "BF16 GB/s": p.baseline_bytes / p.baseline_us / 1e3, "GB/s": moved,
-        "Of copy": _share(moved, peaks.get("copy")), "BF16 spread": p.baseline_iqr, "Cast spread": p.cast_iqr,
+        "M": p.m,
+        "N": p.n,
+        "K": p.k,
+        "Linears": p.count,
+        "BF16 (µs)": p.baseline_us,
+        "Cast (µs)": p.cast_us,
+        "Product (µs)": p.matmul_us,
+        "BF16, cold (µs)": p.baseline_cold_us,
+        "Cast, cold (µs)": p.cast_cold_us,
+        "Product, cold (µs)": p.matmul_cold_us,
+        "BF16 TFLOPS": base,
+        "TFLOPS": product,
+        "BF16 of peak": _share(base, peaks.get("BF16")),
+        "Of peak": _share(product, peaks.get(p.kernel)),
+        "BF16 GB/s": p.baseline_bytes / p.baseline_us / 1e3,
+        "GB/s": moved,
+        "Of copy": _share(moved, peaks.get("copy")),
+        "BF16 spread": p.baseline_iqr,
+        "Cast spread": p.cast_iqr,
         "Product spread": p.matmul_iqr,
-    }  # fmt: skip
+    }
 
 
 def _share(value: float | None, peak: float | None) -> float | None:

@@ -15,10 +15,15 @@ from fp8dash.ui.words import plain
 WORST = 10
 BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
 GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
-    "amax": "Largest", "rms": "RMS", "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)", "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
-    "flushed_e4m3fn": "Flushed in E4M3", "flushed_e5m2": "Flushed in E5M2",
-    "clipped_e4m3fn": "Clipped in E4M3", "clipped_e5m2": "Clipped in E5M2",
-}  # fmt: skip
+    "amax": "Largest",
+    "rms": "RMS",
+    "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)",
+    "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
+    "flushed_e4m3fn": "Flushed in E4M3",
+    "flushed_e5m2": "Flushed in E5M2",
+    "clipped_e4m3fn": "Clipped in E4M3",
+    "clipped_e5m2": "Clipped in E5M2",
+}
 
 
 def scales(numbers: list[Measurement]) -> None:
@@ -62,14 +67,21 @@ def layers_of(layers: list[Layer], parameters: int) -> None:
     with st.expander("Every layer, with what was done to it and why"):
         st.dataframe(
             pd.DataFrame(
-                {"Layer": [x.name for x in layers], "Shape": [f"{x.rows} × {x.cols}" for x in layers],
-                 "Cast": [x.cast or DASH for x in layers], "Backend": [x.backend for x in layers],
-                 "Bits": [x.bits_per_weight for x in layers], "SQNR (dB)": [x.sqnr_db for x in layers],
-                 "Flushed to zero": [x.flushed for x in layers], "Clipped": [x.clipped for x in layers],
-                 "Why": [x.reason for x in layers]}
+                {
+                    "Layer": [x.name for x in layers],
+                    "Shape": [f"{x.rows} × {x.cols}" for x in layers],
+                    "Cast": [x.cast or DASH for x in layers],
+                    "Backend": [x.backend for x in layers],
+                    "Bits": [x.bits_per_weight for x in layers],
+                    "SQNR (dB)": [x.sqnr_db for x in layers],
+                    "Flushed to zero": [x.flushed for x in layers],
+                    "Clipped": [x.clipped for x in layers],
+                    "Why": [x.reason for x in layers],
+                }
             ),
-            hide_index=True, key="run_all_layers",
-        )  # fmt: skip
+            hide_index=True,
+            key="run_all_layers",
+        )
 
 
 def is_gradient(m: Measurement) -> bool:

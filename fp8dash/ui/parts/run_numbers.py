@@ -63,9 +63,10 @@ TITLES = {
     "activation_amax_over_rms": "Activations: amax over RMS",
 }
 OVER_TOKENS = {  # percentiles over tokens, by label
-    "kld_tokens": "KLD, BF16 to run (nats)", "kld_reverse_tokens": "KLD, run to BF16 (nats)",
+    "kld_tokens": "KLD, BF16 to run (nats)",
+    "kld_reverse_tokens": "KLD, run to BF16 (nats)",
     "delta_p_tokens": "Δp of the true token",
-}  # fmt: skip
+}
 NUMBERS_HEIGHT = 420  # pixels: the table of all numbers scrolls, so that the figures are in reach
 BOUNDS = ("_low", "_high")  # how the ends of a number's interval are named
 
@@ -164,9 +165,12 @@ def divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) 
     order = [m.label for m in percentiles if m.name == "delta_p_tokens"]  # has the most of them
     columns = {title: [row.get(label, DASH) for label in order] for title, row in table.items()}
     st.dataframe(
-        pd.DataFrame({"Tokens": order, **columns}), hide_index=True, key="run_divergence", height="content",
+        pd.DataFrame({"Tokens": order, **columns}),
+        hide_index=True,
+        key="run_divergence",
+        height="content",
         column_config={title: st.column_config.TextColumn(alignment="right") for title in columns},
-    )  # fmt: skip
+    )
 
 
 def _noise(by_name: dict[str, Measurement]) -> str:
