@@ -127,7 +127,7 @@ def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str
     note = f"M={points[0].m}" if points else ""
 
     def measured(value: float | None, backend: str, why: str) -> Measurement:
-        return Measurement(caches.speedup, value, "x BF16", HIGHER, caches.method, backend, label, why)
+        return Measurement(caches.speedup, value, "× BF16", HIGHER, caches.method, backend, label, why)
 
     if not recipe.casts_linears:
         return measured(1.0, "baseline", f"{note}, by definition" if note else "by definition")

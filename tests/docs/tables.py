@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fp8dash.choose.formats import FORMATS, FloatFormat
-from fp8dash.choose.metrics import METRICS
+from fp8dash.choose.measurements import MEASUREMENTS
+from fp8dash.choose.metrics import METRICS, Metric
 from fp8dash.choose.presets import PRESETS
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER, STAGES
 from fp8dash.choose.scaling import GUARDS, RULES
 from fp8dash.measure import calibrated, gemm, harness, kv_cache, provenance
 
@@ -23,6 +24,8 @@ FURTHER = {  # methods of numbers that a stage measures beside its own
     "tasks": harness.METHOD,
 }
 
+METHODS = provenance.METHODS | FURTHER
+
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -33,7 +36,11 @@ def tables() -> list[Table]:
             ("Name", "Title", "Unit", "Better", "What it is"),
             [(f"`{m.name}`", m.title, m.unit or "none", DIRECTIONS[m.better], m.help) for m in METRICS.values()],
         ),
-        (("Stage", "Method, as it is stored"), list((provenance.METHODS | FURTHER).items())),
+        (
+            ("Stage", "Name", "Title", "Unit", "Better", "Method", "What it is"),
+            [_measurement(MEASUREMENTS[name]) for name in _by_stage() if name not in METRICS],
+        ),
+        (("Stage", "Method, as it is stored"), list(METHODS.items())),
         (
             ("Name", "Bits", "Largest", "Note"),
             [(f"`{f.name}`", str(f.bits), f"{f.max:,g}", _note(f)) for f in FORMATS.values()],
@@ -66,6 +73,18 @@ def filled(text: str) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _by_stage() -> list[str]:
+    """All measurements but the ends of intervals, in the order of the stages that make them."""
+    names = [name for name, metric in MEASUREMENTS.items() if not metric.end_of]
+    return sorted(names, key=lambda name: STAGES.index(MEASUREMENTS[name].stage))
+
+
+def _measurement(m: Metric) -> list[str]:
+    own = f"{m.method}, " if m.method else ""
+    version = METHODS[m.made_by].rpartition(", ")[2]
+    return [m.stage, f"`{m.name}`", m.title, m.unit or "none", DIRECTIONS[m.better], f"{own}{version}", m.help]
 
 
 def _note(fmt: object) -> str:
