@@ -186,9 +186,9 @@ def glyph(recipe: Recipe) -> None:
 
 def worker_line(workers: Sequence[Worker], *, waiting: int) -> None:
     """Who works, or how to start somebody: a warning where runs wait or are about to."""
-    if found := [worker for worker in workers if worker.is_alive]:
-        names = "; ".join(plain(f"{w.device or 'device not told yet'} on {w.host}") for w in found)
-        st.markdown(f":green-badge[{many(len(found), 'worker')} alive] {names}")
+    if alive := [worker for worker in workers if worker.is_alive]:
+        names = "; ".join(plain(f"{w.device or 'device not told yet'} on {w.host}") for w in alive)
+        st.markdown(f":green-badge[{many(len(alive), 'worker')} alive] {names}")
     else:
         (st.warning if waiting else st.caption)(
             "No worker is alive: queued runs wait. Start one on the machine with the accelerator: `fp8dash worker`, "

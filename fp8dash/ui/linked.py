@@ -66,13 +66,13 @@ def ids(name: str) -> list[str]:
     return list(dict.fromkeys(part for part in parts if part))[:MOST_IDS]
 
 
-def known_ids(name: str, known: Callable[[list[str]], Collection[str]], what: str) -> list[str]:
+def known_ids(name: str, existing: Callable[[list[str]], Collection[str]], what: str) -> list[str]:
     """Those of a link's ids that exist; the others leave the address and are named once.
 
-    `known` tells which of some ids exist, and `what` is the word for one of them: run, study.
+    `existing` returns those of some ids that exist, and `what` is the word for one of them: run, study.
     """
     given = ids(name)
-    there = known(given) if given else ()
+    there = existing(given) if given else ()
     missing, kept = [one for one in given if one not in there], [one for one in given if one in there]
     if missing:
         st.query_params.update({name: ",".join(kept) or []})

@@ -48,8 +48,8 @@ def moment(when: datetime | str | None, zone: tzinfo | None = None) -> str:
     """
     if not when:
         return DASH
-    found = datetime.fromisoformat(when) if isinstance(when, str) else when
-    return found.astimezone(zone).strftime("%Y-%m-%d %H:%M")
+    parsed = datetime.fromisoformat(when) if isinstance(when, str) else when
+    return parsed.astimezone(zone).strftime("%Y-%m-%d %H:%M")
 
 
 def short(name: str) -> str:

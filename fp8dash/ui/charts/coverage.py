@@ -53,7 +53,7 @@ def coverage_tree(layers: Sequence[Layer], *, dark: bool) -> go.Figure:
         parents.append("/".join((ROOT, *leaf.path[:-1])))
         values.append(leaf.parameters)
         colours.append(_colour(leaf.cast))
-        hovers.append(_said(leaf, total))
+        hovers.append(_hover(leaf, total))
     figure = go.Figure(
         go.Treemap(
             ids=ids,
@@ -81,11 +81,11 @@ def stored(layers: Sequence[Layer], parameters: int) -> list[Layer]:
 
 def leaves_of(layers: Sequence[Layer]) -> Iterator[Leaf]:
     """Weights put together that bear one name in several blocks, in the model's order."""
-    found: dict[tuple[tuple[str, ...], str, str, str], list[Layer]] = {}
+    alike: dict[tuple[tuple[str, ...], str, str, str], list[Layer]] = {}
     for layer in layers:
         path = tuple(part for part in layer.name.split(".") if not part.isdigit())
-        found.setdefault((path, layer.cast, layer.backend, layer.reason), []).append(layer)
-    for (path, cast, backend, reason), some in found.items():
+        alike.setdefault((path, layer.cast, layer.backend, layer.reason), []).append(layer)
+    for (path, cast, backend, reason), some in alike.items():
         yield Leaf(path, cast, backend, reason, len(some), sum(layer.rows * layer.cols for layer in some))
 
 
@@ -114,6 +114,6 @@ def _amount(parameters: float, total: int) -> str:
     return f"{three(parameters / 1e6)} million parameters, {100 * parameters / total:.1f} %"
 
 
-def _said(leaf: Leaf, total: int) -> str:
+def _hover(leaf: Leaf, total: int) -> str:
     what = f"{leaf.cast}, {leaf.backend}" if leaf.cast else f"kept: {leaf.reason}"
     return f"{html('.'.join(leaf.path))}: {leaf.count} × {html(what)}<br>{_amount(leaf.parameters, total)}"

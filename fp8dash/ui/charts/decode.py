@@ -18,11 +18,11 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 def decode_rates(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look]) -> go.Figure:
     """Tokens a second of all requests together against batch, both on log axes, a line a run."""
     figure, seen = go.Figure(), Counter[Look]()
-    for name, found in speeds.items():
+    for name, run_speeds in speeds.items():
         drawn = looks[name]
         figure.add_scatter(
-            x=[speed.batch for speed in found],
-            y=[speed.tokens_per_s for speed in found],
+            x=[speed.batch for speed in run_speeds],
+            y=[speed.tokens_per_s for speed in run_speeds],
             name=html(name),
             mode="lines+markers",
             marker=_marker(drawn),
@@ -31,7 +31,7 @@ def decode_rates(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look
         )
         seen[drawn] += 1
     batches = _batches(speeds)
-    span = log_span([speed.tokens_per_s for found in speeds.values() for speed in found])
+    span = log_span([speed.tokens_per_s for run_speeds in speeds.values() for speed in run_speeds])
     figure.update_xaxes(
         title="batch: requests at once (log)", type="log", tickvals=batches, ticktext=[f"{b:,}" for b in batches]
     )
@@ -43,10 +43,10 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
     """Time between two tokens of a request by batch: the median, a dash at p90, a line up to p99."""
     figure = go.Figure()
     for name, every in speeds.items():
-        found, drawn = [speed for speed in every if speed.gap_ms is not None], looks[name]
-        x, shared = [f"{speed.batch:,}" for speed in found], {"offsetgroup": name, "legendgroup": name}
-        medians = [speed.gap_ms or 0.0 for speed in found]
-        tails = [(speed.gap_p99_ms or middle) - middle for speed, middle in zip(found, medians, strict=True)]
+        timed, drawn = [speed for speed in every if speed.gap_ms is not None], looks[name]
+        x, shared = [f"{speed.batch:,}" for speed in timed], {"offsetgroup": name, "legendgroup": name}
+        medians = [speed.gap_ms or 0.0 for speed in timed]
+        tails = [(speed.gap_p99_ms or middle) - middle for speed, middle in zip(timed, medians, strict=True)]
         figure.add_scatter(
             x=x,
             y=medians,
@@ -59,7 +59,7 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
         )
         figure.add_scatter(
             x=x,
-            y=[speed.gap_p90_ms for speed in found],
+            y=[speed.gap_p90_ms for speed in timed],
             mode="markers",
             name=f"{html(name)}, p90",
             showlegend=False,
@@ -79,4 +79,4 @@ def _marker(drawn: Look) -> dict[str, object]:
 
 
 def _batches(speeds: Mapping[str, Sequence[Speed]]) -> list[int]:
-    return sorted({speed.batch for found in speeds.values() for speed in found})
+    return sorted({speed.batch for run_speeds in speeds.values() for speed in run_speeds})

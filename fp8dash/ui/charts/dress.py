@@ -46,10 +46,10 @@ def error_bars(mean: float, low: float | None, high: float | None) -> dict[str, 
 
 def floor_line(figure: go.Figure, floors: Collection[float | None], span: Sequence[float] | None) -> None:
     """The noise floor of the rows' baseline, where they have one; said at the edge where it is out of sight."""
-    known = [floor for floor in floors if floor]
-    if not known or not span:
+    measured = [floor for floor in floors if floor]
+    if not measured or not span:
         return
-    floor = max(known)
+    floor = max(measured)
     seen = span[0] <= math.log10(floor) <= span[1]
     if seen:
         figure.add_hline(y=floor, line={"color": GREY, "width": 1, "dash": "dash"})
@@ -80,8 +80,8 @@ def log_ticks(span: Sequence[float] | None) -> dict[str, list[object]]:
 
 def log_span(values: Sequence[float]) -> list[float] | None:
     """A log axis's range with some room; what is not positive has no place on it."""
-    known = [value for value in values if value > 0 and math.isfinite(value)]
-    return [math.log10(min(known)) - 0.18, math.log10(max(known)) + 0.18] if known else None
+    drawable = [value for value in values if value > 0 and math.isfinite(value)]
+    return [math.log10(min(drawable)) - 0.18, math.log10(max(drawable)) + 0.18] if drawable else None
 
 
 def html(text: str) -> str:

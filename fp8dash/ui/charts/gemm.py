@@ -15,17 +15,17 @@ SIDE_BY_SIDE = 2  # runs; more GEMM bars get a line of their own for each M
 
 def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Look]) -> go.Figure:
     """Time of all the model's Linears at each M: BF16 beside cast + multiply, where a native kernel is legal."""
-    sizes = sorted({point.m for found in points.values() for point in found})
+    sizes = sorted({point.m for run_points in points.values() for point in run_points})
     stacked = len(points) > SIDE_BY_SIDE  # else the names under the bars would lie on each other
     titles = [f"M = {m} tokens" for m in sizes]
     shape = {"rows": max(1, len(sizes)), "cols": 1} if stacked else {"rows": 1, "cols": max(1, len(sizes))}
     figure = make_subplots(**shape, subplot_titles=titles, vertical_spacing=0.14 if stacked else None)
     for index, m in enumerate(sizes, start=1):
         panel = {"row": index, "col": 1} if stacked else {"row": 1, "col": index}
-        runs = {name: [point for point in found if point.m == m] for name, found in points.items()}
-        for name, found in runs.items():
-            if found:
-                _gemm_pair(figure, panel, name, found, looks[name].colour)
+        runs = {name: [point for point in run_points if point.m == m] for name, run_points in points.items()}
+        for name, run_points in runs.items():
+            if run_points:
+                _gemm_pair(figure, panel, name, run_points, looks[name].colour)
         top = max(map(_milliseconds, runs.values())) * 1.08
         figure.update_yaxes(title="time (ms)" if stacked or index == 1 else None, range=[0, top or 1], **panel)
     shade = next((drawn.colour for drawn in looks.values()), GREY)
@@ -40,23 +40,26 @@ def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Loo
 def gemm_rates(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Look]) -> go.Figure:
     """TFLOPS of all the model's Linears by M: BF16, each run's product and, dashed, its product with the cast."""
     figure = go.Figure()
-    for index, (name, found) in enumerate(points.items()):
+    for index, (name, run_points) in enumerate(points.items()):
         drawn = looks[name]
-        rates = {m: _rates([point for point in found if point.m == m]) for m in sorted({point.m for point in found})}
+        rates = {
+            m: _rates([point for point in run_points if point.m == m])
+            for m in sorted({point.m for point in run_points})
+        }
         lines: list[tuple[str, str, str, str]] = [("BF16", "base", GREY, "solid")] if index == 0 else []
         lines += [(name, "product", drawn.colour, "solid"), (f"{name} with the cast", "whole", drawn.colour, "dash")]
         for title, key, colour, dash in lines:
-            known = {m: rate[key] for m, rate in rates.items() if key in rate}
-            if known:
+            rate_by_m = {m: rate[key] for m, rate in rates.items() if key in rate}
+            if rate_by_m:
                 figure.add_scatter(
-                    x=list(known),
-                    y=list(known.values()),
+                    x=list(rate_by_m),
+                    y=list(rate_by_m.values()),
                     name=html(title),
                     mode="lines+markers",
                     line={"color": colour, "width": 1.8, "dash": dash},
                     hovertemplate="M = %{x}: %{y:.3g} TFLOPS",
                 )
-    sizes = sorted({point.m for found in points.values() for point in found})
+    sizes = sorted({point.m for run_points in points.values() for point in run_points})
     figure.update_xaxes(title="M (tokens, log)", type="log", tickvals=sizes, ticktext=[f"{m:,}" for m in sizes])
     figure.update_yaxes(title="TFLOPS", rangemode="tozero")
     return dressed(figure, 330, bottom=85)
@@ -74,8 +77,8 @@ def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequ
     multiply = sum((p.matmul_us or 0) * p.count for p in points) / 1000
     cast = sum((p.cast_us or 0) * p.count for p in points) / 1000
     timed = all(p.matmul_us is not None for p in points) and multiply + cast > 0
-    said = f"{base / (multiply + cast):.2f}× BF16" if timed else "no native kernel"
-    place = [f"{html(name)}<br>{said}"]
+    ratio = f"{base / (multiply + cast):.2f}× BF16" if timed else "no native kernel"
+    place = [f"{html(name)}<br>{ratio}"]
     bars: list[tuple[str, float, str, dict[str, Any]]] = [("BF16", base, "base", {"color": GREY})]
     if timed:
         edge = {"color": colour, "width": 1}

@@ -37,7 +37,7 @@ def layer_maps(
 
     A cell's place on the scale is `colour` of its number; `hover` may name it as z, and as text what is `written`.
     """
-    grids = [{place_of(name): value for name, value in found.items()} for found in maps.values()]
+    grids = [{place_of(name): value for name, value in by_name.items()} for by_name in maps.values()]
     parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
     blocks = sorted({block for grid in grids for block, _ in grid})
     figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
@@ -67,8 +67,8 @@ def layer_maps(
 
 def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
     """Weight SQNR of the same projection in every block, one small panel a projection, one line a run."""
-    named = {name: [layer for layer in found if layer.sqnr_db is not None] for name, found in layers.items()}
-    parts = list(dict.fromkeys(place_of(layer.name)[1] for found in named.values() for layer in found))[:8]
+    named = {name: [layer for layer in run_layers if layer.sqnr_db is not None] for name, run_layers in layers.items()}
+    parts = list(dict.fromkeys(place_of(layer.name)[1] for run_layers in named.values() for layer in run_layers))[:8]
     columns = min(4, max(1, len(parts)))
     figure = make_subplots(
         rows=max(1, math.ceil(len(parts) / columns)),
@@ -80,9 +80,9 @@ def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]
         horizontal_spacing=0.02,
     )
     for i, part in enumerate(parts):
-        for name, found in named.items():
+        for name, run_layers in named.items():
             here = sorted(
-                (place_of(layer.name)[0], layer.sqnr_db) for layer in found if place_of(layer.name)[1] == part
+                (place_of(layer.name)[0], layer.sqnr_db) for layer in run_layers if place_of(layer.name)[1] == part
             )
             figure.add_scatter(
                 x=[block for block, _ in here],
@@ -108,8 +108,8 @@ def place_of(name: str) -> tuple[int, str]:
     >>> place_of("model.layers.3.mlp.down_proj"), place_of("lm_head")
     ((3, 'mlp.down_proj'), (-1, 'lm_head'))
     """
-    found = re.search(r"\.(\d+)\.(.+)$", name)
-    return (int(found[1]), found[2]) if found else (-1, name)
+    numbered = re.search(r"\.(\d+)\.(.+)$", name)
+    return (int(numbered[1]), numbered[2]) if numbered else (-1, name)
 
 
 def short_part(part: str) -> str:

@@ -64,10 +64,10 @@ def look(recipe: str, backend: str | None) -> Look:
 
 def main_cast(recipe: str) -> Cast | None:
     try:
-        found = parse_recipe(recipe)
+        parsed = parse_recipe(recipe)
     except InvalidChoice:  # written by another version: drawn grey
         return None
-    return found.weights or found.activations or found.attention or (found.kv.picture if found.kv else None)
+    return parsed.weights or parsed.activations or parsed.attention or (parsed.kv.picture if parsed.kv else None)
 
 
 def dash_of(symbol: str) -> str:

@@ -13,15 +13,15 @@ from fp8dash.ui.charts.looks import AROUND_ZERO, TEAL
 
 def needle_maps(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
     """Each run's retrieval score by length and depth, the number in each cell."""
-    return _maps({name: _scores(found) for name, found in cells.items()}, TEAL, 0.0, 1.0, share_text)
+    return _maps({name: _scores(run_cells) for name, run_cells in cells.items()}, TEAL, 0.0, 1.0, share_text)
 
 
 def needle_differences(cells: Mapping[str, Sequence[NeedleCell]], baseline: Sequence[NeedleCell]) -> go.Figure:
     """Each run's score minus the baseline's, on a scale centred at zero; cells that only one has are left out."""
     base = _scores(baseline)
     grids = {
-        name: {key: score - base[key] for key, score in _scores(found).items() if key in base}
-        for name, found in cells.items()
+        name: {key: score - base[key] for key, score in _scores(run_cells).items() if key in base}
+        for name, run_cells in cells.items()
     }
     return _maps(grids, AROUND_ZERO, -1.0, 1.0, _signed_share)
 
@@ -29,15 +29,15 @@ def needle_differences(cells: Mapping[str, Sequence[NeedleCell]], baseline: Sequ
 def needle_changes(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
     """Each run's score minus the unquantized model's on the same prompts, on a scale centred at zero."""
     grids = {
-        name: _grid(found, lambda c: None if c.baseline_score is None else c.score - c.baseline_score)
-        for name, found in cells.items()
+        name: _grid(run_cells, lambda c: None if c.baseline_score is None else c.score - c.baseline_score)
+        for name, run_cells in cells.items()
     }
     return _maps(grids, AROUND_ZERO, -1.0, 1.0, _signed_share)
 
 
 def needle_grades(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
     """Each run's mean log-probability of the values' tokens by length and depth, nats a token; 0 is certain."""
-    grids = {name: _grid(found, lambda c: c.logprob) for name, found in cells.items()}
+    grids = {name: _grid(run_cells, lambda c: c.logprob) for name, run_cells in cells.items()}
     lowest = min((value for grid in grids.values() for value in grid.values()), default=0.0)
     return _maps(grids, TEAL, lowest or -1.0, 0.0, three)
 
@@ -45,8 +45,8 @@ def needle_grades(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
 def needle_grade_changes(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
     """Each run's log-probability minus the unquantized model's on the same prompts, on a scale centred at zero."""
     grids = {
-        name: _grid(found, lambda c: None if None in (c.logprob, c.baseline_logprob) else _graded_change(c))
-        for name, found in cells.items()
+        name: _grid(run_cells, lambda c: None if None in (c.logprob, c.baseline_logprob) else _graded_change(c))
+        for name, run_cells in cells.items()
     }
     most = max((abs(value) for grid in grids.values() for value in grid.values()), default=0.0) or 1.0
     return _maps(grids, AROUND_ZERO, -most, most, signed)
@@ -71,11 +71,11 @@ def _scores(cells: Sequence[NeedleCell]) -> dict[tuple[int, int], float]:
 
 def _grid(cells: Sequence[NeedleCell], value: Callable[[NeedleCell], float | None]) -> dict[tuple[int, int], float]:
     """Means over the repeats by length and depth; a cell without a value is left out."""
-    found: dict[tuple[int, int], list[float]] = {}
+    repeats: dict[tuple[int, int], list[float]] = {}
     for cell in cells:
-        if (known := value(cell)) is not None:
-            found.setdefault((cell.length, cell.depth), []).append(known)
-    return {key: sum(values) / len(values) for key, values in found.items()}
+        if (number := value(cell)) is not None:
+            repeats.setdefault((cell.length, cell.depth), []).append(number)
+    return {key: sum(values) / len(values) for key, values in repeats.items()}
 
 
 def _graded_change(cell: NeedleCell) -> float:

@@ -49,7 +49,7 @@ def roofline(
 ) -> go.Figure:
     """The roof of each recipe, its peak in TFLOPS over a bandwidth in TB/s, and its products on it."""
     figure = go.Figure()
-    xs = [gemm.intensity for found in points.values() for gemm in found] + [
+    xs = [gemm.intensity for gemms in points.values() for gemm in gemms] + [
         peak / bandwidth for peak in tflops.values()
     ]
     low, high = min(xs) / 2, max(xs) * 3

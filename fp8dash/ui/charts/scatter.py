@@ -69,10 +69,10 @@ def _points(
 ) -> go.Scatter:
     """The runs of one look: a trace each would make a figure of hundreds slow."""
     klds, spreads = [row.kld or 0.0 for row in rows], [intervals.get(row.run) for row in rows]
-    known = [spread or (kld, kld) for kld, spread in zip(klds, spreads, strict=True)]
+    bounds = [spread or (kld, kld) for kld, spread in zip(klds, spreads, strict=True)]
     bars: dict[str, object] = {"visible": False}
     if any(spreads):
-        lows, highs = zip(*known, strict=True)
+        lows, highs = zip(*bounds, strict=True)
         downs, ups = ([abs(end - kld) for end, kld in zip(ends, klds, strict=True)] for ends in (lows, highs))
         bars = {"array": ups, "arrayminus": downs, "thickness": 1.2, "width": 4}
     return go.Scatter(
@@ -96,14 +96,14 @@ def _points(
 
 def _provenance(row: Standing, spread: tuple[float, float] | None) -> str:
     """What the pointer is told: recipe, values with the interval, and where they come from."""
-    said = [
+    numbers = [
         f"{heading(METRICS[m])} {shown(METRICS[m], getattr(row, m))}"
         for m in ("kld", "gemm_speedup", "bits_per_weight")
     ]
     bounds = f"95 % interval [{three(spread[0])}, {three(spread[1])}]" if spread else "no interval: too few windows"
-    said.insert(1, bounds)
+    numbers.insert(1, bounds)
     source = [f"{row.backend} on {html(str(row.device))}", f"run {row.run} of {html(row.owner)}, {row.created[:10]}"]
-    return "<br>".join([f"<b>{html(row.name)}</b>", html(row.recipe), *said, *source, "click: open the run"])
+    return "<br>".join([f"<b>{html(row.name)}</b>", html(row.recipe), *numbers, *source, "click: open the run"])
 
 
 def _legend(figure: go.Figure, points: Sequence[Standing]) -> None:

@@ -127,10 +127,10 @@ def ladder_lines(points: Mapping[str, Sequence[LadderPoint]]) -> go.Figure:
     figure = make_subplots(
         rows=1, cols=max(1, len(points)), shared_yaxes=True, subplot_titles=list(points), horizontal_spacing=0.04
     )
-    for column, found in enumerate(points.values(), start=1):
-        formats = dict.fromkeys(parse_cast(point.cast).format.name for point in found)
+    for column, operand_points in enumerate(points.values(), start=1):
+        formats = dict.fromkeys(parse_cast(point.cast).format.name for point in operand_points)
         for place, name in enumerate(formats):
-            mine = [point for point in found if parse_cast(point.cast).format.name == name]
+            mine = [point for point in operand_points if parse_cast(point.cast).format.name == name]
             _line(figure, mine, (name, HUES[place % len(HUES)]), column)
     for name, dash in (("all channels", "solid"), ("without the outlier channels", "dot")):
         figure.add_scatter(x=[None], y=[None], mode="lines", name=name, line={"color": GREY, "dash": dash})
@@ -184,5 +184,5 @@ def _range(profiles: Iterable[TensorProfile], grids: Iterable[Grid]) -> tuple[in
     """The first and last binade that holds an element, or is the grid's, within BINADES."""
     held = [b for profile in profiles for b, n in zip(BINADES, profile.histogram, strict=True) if n]
     edges = [math.floor(math.log2(x)) for grid in grids for x in _edges(grid)]
-    found = [min(max(b, BINADES[0]), BINADES[-1]) for b in (*held, *edges)]
-    return min(found), max(found)
+    binades = [min(max(b, BINADES[0]), BINADES[-1]) for b in (*held, *edges)]
+    return min(binades), max(binades)

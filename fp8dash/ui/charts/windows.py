@@ -18,13 +18,13 @@ def window_differences(
     `floor` is the KLD of the unquantized weights in float32.
     """
     figure = go.Figure()
-    for place, (name, found) in enumerate(windows.items()):
-        ys = [w.kld if field == "kld" else w.nll - w.baseline_nll for w in found]
+    for place, (name, run_windows) in enumerate(windows.items()):
+        ys = [w.kld if field == "kld" else w.nll - w.baseline_nll for w in run_windows]
         if not ys:
             continue
         drawn = looks[name]
         figure.add_scatter(
-            x=[w.index for w in found],
+            x=[w.index for w in run_windows],
             y=ys,
             name=name,
             mode="lines+markers",
@@ -32,7 +32,7 @@ def window_differences(
             marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
             hovertemplate="window %{x}: %{y:.4f} nats",
         )
-        mean = paired_difference(ys, [0.0] * len(ys), weights=[w.tokens for w in found])
+        mean = paired_difference(ys, [0.0] * len(ys), weights=[w.tokens for w in run_windows])
         figure.add_scatter(
             x=[-1.2 - 0.35 * place],
             y=[mean.mean],
@@ -45,25 +45,25 @@ def window_differences(
         )
     title = "Δ ln PPL (nats)"
     if field == "kld":
-        span = log_span([w.kld for found in windows.values() for w in found])
+        span = log_span([w.kld for run_windows in windows.values() for w in run_windows])
         figure.update_yaxes(type="log", range=span, **log_ticks(span))
         floor_line(figure, {floor}, span)
         title = "KLD (nats, log)"
     else:
         figure.add_hline(y=0, line={"color": GREY, "width": 1})
-    count = max((len(found) for found in windows.values()), default=1)
+    count = max((len(run_windows) for run_windows in windows.values()), default=1)
     figure.update_xaxes(title="window (means with 95 % interval at the left)", tickvals=_ticks(count), zeroline=False)
     figure.update_yaxes(title=f"{title}, lower is better", zeroline=False)
     return dressed(figure, 360, bottom=100)
 
 
-def kld_quantiles(found: Mapping[str, Mapping[str, float]], looks: Mapping[str, Look]) -> go.Figure:
+def kld_quantiles(percentiles: Mapping[str, Mapping[str, float]], looks: Mapping[str, Look]) -> go.Figure:
     """The KLD that so many tokens stay below: by run, values by percentile's label, from the least to the most.
 
     Percentiles stand at even steps, so that the tail, where recipes differ most, has room.
     """
     figure = go.Figure()
-    for name, values in found.items():
+    for name, values in percentiles.items():
         drawn = looks[name]
         figure.add_scatter(
             x=list(values),
@@ -74,7 +74,7 @@ def kld_quantiles(found: Mapping[str, Mapping[str, float]], looks: Mapping[str, 
             marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
             hovertemplate="%{x} of the tokens: at most %{y:.3g} nats",
         )
-    span = log_span([value for values in found.values() for value in values.values() if value > 0])
+    span = log_span([value for values in percentiles.values() for value in values.values() if value > 0])
     figure.update_yaxes(title="KLD of one token (nats, log)", type="log", range=span, **log_ticks(span))
     figure.update_xaxes(title="share of tokens below", type="category")
     return dressed(figure, 360, bottom=100)

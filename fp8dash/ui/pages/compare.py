@@ -44,21 +44,21 @@ def page(frame: Frame) -> None:
             "Pick them here, or tick rows on the leaderboard. This page’s address then shows the same to anyone."
         )
         return
-    found = comparison.comparison(frame.store, chosen)
-    rows = found.standings
+    whole = comparison.comparison(frame.store, chosen)
+    rows = whole.standings
     cast = [row.run for row in rows if not row.is_baseline]
     contest = comparison.comparison(frame.store, cast) if FEWEST <= len(cast) < len(rows) else None
     with head:
         lone = next(iter(row for row in rows if not row.is_baseline), None) if len(cast) == 1 else None
-        title = loss(lone) if lone else verdict(found, contest, ("kld", "gemm_speedup"))
+        title = loss(lone) if lone else verdict(whole, contest, ("kld", "gemm_speedup"))
         st.title(title or NOTHING, anchor=False)
-        if more := verdict(found, contest, ("ln_ppl_diff", "needle", "model_bytes")):
+        if more := verdict(whole, contest, ("ln_ppl_diff", "needle", "model_bytes")):
             st.markdown(f"{more}.")
-    for sentence in found.unlike:
+    for sentence in whole.unlike:
         st.warning(plain(sentence))
     names = _names(rows)
     _recipes(frame, rows, names)
-    _metrics(found, contest, names)
+    _metrics(whole, contest, names)
     _tasks(frame, rows, names)
     _quality(frame, rows, names)
     _needles(frame, rows, names)
@@ -125,19 +125,19 @@ def _parsed(text: str) -> Recipe:
         return Recipe()
 
 
-def _metrics(found: Comparison, contest: Comparison | None, names: dict[str, str]) -> None:
+def _metrics(whole: Comparison, contest: Comparison | None, names: dict[str, str]) -> None:
     """A row a metric, a column a run; the best in bold, ties said. The baseline is shown and not judged."""
-    judged = {v.metric.name: v for v in (contest or found).verdicts}
-    lines = ["| Metric | " + " | ".join(plain(names[row.run]) for row in found.standings) + " | Better |"]
-    lines.append("|:--|" + "--:|" * len(found.standings) + ":--|")
-    for line in found.verdicts:
+    judged = {v.metric.name: v for v in (contest or whole).verdicts}
+    lines = ["| Metric | " + " | ".join(plain(names[row.run]) for row in whole.standings) + " | Better |"]
+    lines.append("|:--|" + "--:|" * len(whole.standings) + ":--|")
+    for line in whole.verdicts:
         verdict_row = judged[line.metric.name]
-        best = {(contest or found).standings[i].run for i in verdict_row.best if not verdict_row.open}
-        cells = [_cell(line, row, value, best) for row, value in zip(found.standings, line.values, strict=True)]
+        best = {(contest or whole).standings[i].run for i in verdict_row.best if not verdict_row.open}
+        cells = [_cell(line, row, value, best) for row, value in zip(whole.standings, line.values, strict=True)]
         lines.append(
             f"| {heading(line.metric)} | "
             + " | ".join(cells)
-            + f" | {_judgement(verdict_row, names, contest or found)} |"
+            + f" | {_judgement(verdict_row, names, contest or whole)} |"
         )
     st.header("Every metric", anchor=False)
     st.markdown("\n".join(lines))
@@ -179,20 +179,20 @@ def _gap(row: Verdict, index: int, names: dict[str, str], judged: Comparison) ->
 def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     """A row a task and metric, a column a run: its number, and its paired difference from the baseline or first run."""
     reference = next((i for i, row in enumerate(rows) if row.is_baseline), 0)
-    found = task_lines(frame.store, [row.run for row in rows], reference=reference)
-    if not found:
+    scored = task_lines(frame.store, [row.run for row in rows], reference=reference)
+    if not scored:
         return
     basis = plain(names[rows[reference].run])
     lines = ["| Task | Metric | " + " | ".join(plain(names[row.run]) for row in rows) + " | Better |"]
     lines.append("|:--|:--|" + "--:|" * len(rows) + ":--|")
-    for line in found:
+    for line in scored:
         cells = [_task_cell(line, *pair) for pair in zip(line.scores, line.differences, strict=True)]
         lines.append(
             f"| {plain(line.task)} | {plain(line.metric)} | " + " | ".join(cells) + f" | {line.better or DASH} |"
         )
     st.header("Tasks", anchor=False)
     st.markdown("\n".join(lines))
-    for sentence in dict.fromkeys(sentence for line in found for sentence in line.unlike):
+    for sentence in dict.fromkeys(sentence for line in scored for sentence in line.unlike):
         st.warning(plain(sentence))
     st.caption(
         f"In small type each run minus {basis}, over the same documents, with its 95 % interval (bootstrap over "
@@ -215,8 +215,8 @@ def _looks(rows: Sequence[Standing], names: dict[str, str]) -> dict[str, Look]:
 
 def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     windows = frame.store.windows([row.run for row in rows])
-    found = {names[row.run]: windows[row.run] for row in rows if windows[row.run] and not row.is_baseline}
-    if not found:
+    by_run = {names[row.run]: windows[row.run] for row in rows if windows[row.run] and not row.is_baseline}
+    if not by_run:
         return
     st.header("Against BF16, by window or by token", anchor=False)
     fields = {"KLD": "kld", "Δ ln PPL": "nll"}
@@ -232,8 +232,8 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         _by_token(frame, rows, names)
         return
     floor = max((row.kld_noise_floor or 0.0 for row in rows), default=0.0)
-    figure = window_differences(found, _looks(rows, names), fields[str(field)], floor or None)
-    draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(found)}")
+    figure = window_differences(by_run, _looks(rows, names), fields[str(field)], floor or None)
+    draw(figure, key="compare_windows", alt=f"{field} per window for {', '.join(by_run)}")
 
 
 def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
@@ -243,28 +243,32 @@ def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> 
         names[run]: {m.label: m.value for m in all_of if m.value is not None and m.label not in LOWEST}
         for run, all_of in measured.items()
     }
-    found = {name: values for name, values in kept.items() if values}
-    if not found:
+    percentiles = {name: values for name, values in kept.items() if values}
+    if not percentiles:
         st.info("These runs were measured before percentiles over tokens were kept: run them again.")
         return
-    draw(kld_quantiles(found, _looks(rows, names)), key="compare_tokens", alt=f"KLD by token: {', '.join(found)}")
+    draw(
+        kld_quantiles(percentiles, _looks(rows, names)),
+        key="compare_tokens",
+        alt=f"KLD by token: {', '.join(percentiles)}",
+    )
 
 
 def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     cells = frame.store.needle_cells([row.run for row in rows])
-    found = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
-    if not found:
+    by_run = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
+    if not by_run:
         return
     st.header("Needles by length and depth", anchor=False)
-    draw(needle_maps(found), key="compare_needles", alt="Share of needles found")
+    draw(needle_maps(by_run), key="compare_needles", alt="Share of needles found")
     if needles.changed({names[row.run]: cells[row.run] for row in rows if cells[row.run] and not row.is_baseline}):
         return  # else a cell was measured before cells bore the baseline's score
     base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
-    others = {name: have for name, have in found.items() if not base or name != names.get(base.run)}
+    others = {name: run_cells for name, run_cells in by_run.items() if not base or name != names.get(base.run)}
     if base and others:
         basis = cells.get(base.run) or frame.store.needle_cells([base.run])[base.run]
         scores = {c.key: c.score for c in basis}
-        moved = [c for have in others.values() for c in have if c.score != scores.get(c.key, c.score)]
+        moved = [c for run_cells in others.values() for c in run_cells if c.score != scores.get(c.key, c.score)]
         if not moved:
             st.markdown("No needle differs from the baseline’s.")
             return
@@ -275,29 +279,30 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
 
 def _graded_needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     cells = frame.store.needle_cells([row.run for row in rows])
-    found = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
-    needles.compared(found, [names[row.run] for row in rows if row.is_baseline])
+    by_run = {names[row.run]: cells[row.run] for row in rows if cells[row.run]}
+    needles.compared(by_run, [names[row.run] for row in rows if row.is_baseline])
 
 
 def _baseline(frame: Frame, rows: Sequence[Standing]) -> Standing | None:
     """The newest baseline that may be compared with these runs."""
     groups = tuple({row.group for row in rows})
     choice = Choice((FINISHED,), groups=groups, backends=(BASELINE_BACKEND,), sort="finished", order="descending")
-    found = frame.store.standings(dataclasses.replace(choice, limit=OFFERED))
-    return next((row for row in found if row.needle is not None), None)
+    baselines = frame.store.standings(dataclasses.replace(choice, limit=OFFERED))
+    return next((row for row in baselines if row.needle is not None), None)
 
 
 def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     points = frame.store.gemm_points([row.run for row in rows])
-    found = {names[row.run]: points[row.run] for row in rows if points[row.run] and not row.is_baseline}
-    if not found:
+    by_run = {names[row.run]: points[row.run] for row in rows if points[row.run] and not row.is_baseline}
+    if not by_run:
         return
     st.header("GEMM time of all Linears: BF16 beside cast and multiply", anchor=False)
-    draw(gemm_bars(found, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
-    draw(gemm_rates(found, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
+    draw(gemm_bars(by_run, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
+    draw(gemm_rates(by_run, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
     _crossovers(frame, rows, names)
     without = {
-        name: sorted({p.reason for p in have if p.matmul_us is None and p.reason}) for name, have in found.items()
+        name: sorted({p.reason for p in run_points if p.matmul_us is None and p.reason})
+        for name, run_points in by_run.items()
     }
     for name, why in without.items():
         if why:
@@ -313,17 +318,17 @@ def _crossovers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -
     for row in rows:
         for m in measured[row.run]:
             if m.backend == "native":
-                said = f"from M = {m.value:,.0f}" if m.value is not None else "at no M"
-                st.caption(f"{plain(names[row.run])}: cast and product beat BF16 {said} ({plain(m.note)}).")
+                crossover = f"from M = {m.value:,.0f}" if m.value is not None else "at no M"
+                st.caption(f"{plain(names[row.run])}: cast and product beat BF16 {crossover} ({plain(m.note)}).")
 
 
 def _layers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
     layers = frame.store.layers([row.run for row in rows])
-    found = {names[row.run]: layers[row.run] for row in rows if any(x.sqnr_db is not None for x in layers[row.run])}
-    if not found:
+    by_run = {names[row.run]: layers[row.run] for row in rows if any(x.sqnr_db is not None for x in layers[row.run])}
+    if not by_run:
         return
     st.header("Weight error, layer by layer", anchor=False)
-    draw(layer_lines(found, _looks(rows, names)), key="compare_layers", alt="Weight SQNR by layer")
+    draw(layer_lines(by_run, _looks(rows, names)), key="compare_layers", alt="Weight SQNR by layer")
     with st.expander("As a table"):
-        table = pd.DataFrame({name: {x.name: x.sqnr_db for x in have} for name, have in found.items()})
+        table = pd.DataFrame({name: {x.name: x.sqnr_db for x in run_layers} for name, run_layers in by_run.items()})
         st.dataframe(table.round(2), key="compare_layer_table")

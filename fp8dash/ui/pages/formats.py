@@ -76,50 +76,53 @@ def one_number() -> tuple[str, str]:
         )
         fmt = format_box("Format", "format", "e4m3fn")
     x, typed = read(text or "0.1", fmt)
-    found = nearest(x, fmt)
-    _strip(typed or found.code or Code(fmt, 0), found if typed is None else None)
+    closest = nearest(x, fmt)
+    _strip(typed or closest.code or Code(fmt, 0), closest if typed is None else None)
     st.header("In every format, without a scale", anchor=False)
     st.markdown("\n".join(_in_all(x, fmt)))
     if math.isfinite(x):
         st.header(f"Rounding to {title(fmt)}", anchor=False)
         st.markdown("\n".join(_roundings(x, fmt)))
     _spacing(x if math.isfinite(x) else None)
-    return _said_of(x, typed, found), _said_of_others(x, fmt)
+    return _in_chosen_format(x, typed, closest), _in_other_formats(x, fmt)
 
 
-def _said_of(x: float, typed: Code | None, found: Nearest) -> str:
+def _in_chosen_format(x: float, typed: Code | None, closest: Nearest) -> str:
     if typed is not None:
         kind = f": {typed.kind}" if math.isfinite(typed.value) else ""
         return plain(f"{typed.hex} is {exactly(typed.value)} in {title(typed.format)}{kind}")
-    name = title(_of(found, x))
-    if found.code is None:
+    name = title(_of(closest, x))
+    if closest.code is None:
         return plain(f"{name} has no code for {exactly(x)}")
-    becomes = f"{exactly(x)} becomes {exactly(found.code.value)} in {name} ({found.code.hex})"
-    return plain(f"{becomes}: {_fate(found)}")
+    becomes = f"{exactly(x)} becomes {exactly(closest.code.value)} in {name} ({closest.code.hex})"
+    return plain(f"{becomes}: {_fate(closest)}")
 
 
-def _said_of_others(x: float, fmt: Format) -> str:
+def _in_other_formats(x: float, fmt: Format) -> str:
     """What the two FP8 formats and INT8 make of it, those that the title does not name."""
-    said = []
+    sentences = []
     for name in ("e4m3fn", "e5m2", "int8"):
-        found = nearest(x, FORMATS[name])
-        if name != fmt.name and found.code is not None:
-            said.append(f"{title(FORMATS[name])} has {exactly(found.code.value)} ({found.code.hex}), {_fate(found)}")
-    return plain("; ".join(said) + ".") if said else ""
+        closest = nearest(x, FORMATS[name])
+        if name != fmt.name and closest.code is not None:
+            sentences.append(
+                f"{title(FORMATS[name])} has {exactly(closest.code.value)} ({closest.code.hex}), {_fate(closest)}"
+            )
+    return plain("; ".join(sentences) + ".") if sentences else ""
 
 
-def _of(found: Nearest, x: float) -> Format:
-    return found.code.format if found.code else FORMATS[str(st.session_state.get("format", "e4m3fn"))]
+def _of(closest: Nearest, x: float) -> Format:
+    return closest.code.format if closest.code else FORMATS[str(st.session_state.get("format", "e4m3fn"))]
 
 
-def _fate(found: Nearest) -> str:
+def _fate(closest: Nearest) -> str:
     """What happened, with the error where there is one."""
-    if found.fate == EXACT or found.relative is None:
-        return found.fate
-    return f"{found.fate}, {percent(found.relative)}" if found.fate != ROUNDED else f"off by {percent(found.relative)}"
+    if closest.fate == EXACT or closest.relative is None:
+        return closest.fate
+    error = percent(closest.relative)
+    return f"off by {error}" if closest.fate == ROUNDED else f"{closest.fate}, {error}"
 
 
-def _strip(code: Code, found: Nearest | None) -> None:
+def _strip(code: Code, closest: Nearest | None) -> None:
     """The bits to click, and the value they stand for."""
     with st.container(horizontal=True, key="formats_strip", vertical_alignment="bottom", gap="medium"):
         place = 0
@@ -138,8 +141,9 @@ def _strip(code: Code, found: Nearest | None) -> None:
                         place += 1
         with st.container(width="content"):
             st.metric(f"{code.hex} · {code.kind}", exactly(code.value))
-    said = f"{code.formula} = {exactly(code.value)}" if "×" in code.formula else code.formula
-    st.caption(plain(said + ("" if found is None or found.error in (0, None) else f"; error {signed(found.error)}")))
+    formula = f"{code.formula} = {exactly(code.value)}" if "×" in code.formula else code.formula
+    error = closest.error if closest else None
+    st.caption(plain(f"{formula}; error {signed(error)}" if error else formula))
 
 
 def _field_caption(code: Code, field: str) -> str:
@@ -159,13 +163,13 @@ def _in_all(x: float, chosen: Format) -> list[str]:
         "|:--|:--|:--|--:|--:|--:|:--|",
     ]
     for fmt in FORMATS.values():
-        found = nearest(x, fmt)
+        closest = nearest(x, fmt)
         name = f"**{title(fmt)}**" if fmt is chosen else title(fmt)
-        code, bits = (f"`{found.code.hex}`", f"`{found.code.spaced}`") if found.code else (DASH, DASH)
-        becomes = exactly(found.code.value) if found.code else DASH
-        error = DASH if found.error is None else signed(found.error)
-        relative = DASH if found.relative is None else signed(100 * found.relative)
-        fate = f":orange-badge[{found.fate}]" if found.fate in (CLIPPED, FLUSHED) else found.fate
+        code, bits = (f"`{closest.code.hex}`", f"`{closest.code.spaced}`") if closest.code else (DASH, DASH)
+        becomes = exactly(closest.code.value) if closest.code else DASH
+        error = DASH if closest.error is None else signed(closest.error)
+        relative = DASH if closest.relative is None else signed(100 * closest.relative)
+        fate = f":orange-badge[{closest.fate}]" if closest.fate in (CLIPPED, FLUSHED) else closest.fate
         lines.append(f"| {name} | {code} | {bits} | {becomes} | {error} | {relative} | {fate} |")
     return lines
 
@@ -249,8 +253,8 @@ def _ranges(codes: Sequence[Code]) -> str:
             runs[-1].append(code)
         else:
             runs.append([code])
-    said = [run[0].hex if len(run) == 1 else f"{run[0].hex}–{run[-1].hex}" for run in runs]
-    return ", ".join(said) or "none"
+    ranges = [run[0].hex if len(run) == 1 else f"{run[0].hex}–{run[-1].hex}" for run in runs]
+    return ", ".join(ranges) or "none"
 
 
 def _decades(fmt: Format, smallest: float) -> str:

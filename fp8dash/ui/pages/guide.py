@@ -63,8 +63,8 @@ def _claims(frame: Frame, docs: Mapping[str, Document]) -> None:
     shown = [claim for claim in CLAIMS.values() if _passes(claim, str(choice), (words or "").strip(), seen)]
     with head:
         counts = Counter(claim.verdict for claim in CLAIMS.values())
-        said = listed([f"{counts[verdict]} {_plural(verdict)}" for verdict in VERDICTS])
-        st.title(f"Of {len(CLAIMS)} claims about FP8, {said}", anchor=False)
+        verdicts = listed([f"{counts[verdict]} {_plural(verdict)}" for verdict in VERDICTS])
+        st.title(f"Of {len(CLAIMS)} claims about FP8, {verdicts}", anchor=False)
         st.markdown(_lead(seen))
         _docs(docs)
     if not shown:
@@ -88,7 +88,8 @@ def _findings(frame: Frame) -> dict[int, Finding]:
     rows = comparison.standings(frame.store)
     measured = frame.store.measurements([row.run for row in rows], EXTRAS)
     extras: Extras = {
-        run: {m.name: m.value for m in found if not m.label and m.value is not None} for run, found in measured.items()
+        run: {m.name: m.value for m in measurements if not m.label and m.value is not None}
+        for run, measurements in measured.items()
     }
     return findings(rows, extras)
 

@@ -47,23 +47,23 @@ def page(frame: Frame) -> None:
     _welcome()
     top, cards = st.container(), st.container()
     group, mates, budget, target = _asked(frame, groups)
-    found = board(frame.store, group, mates, budget, target)
+    ranking = board(frame.store, group, mates, budget, target)
     with top:
-        st.title(plain(title(found.decision, short(group.model), target)), anchor=False)
-        st.markdown(plain(evidence(found.decision)))
-        st.markdown(plain(" ".join([f"{headline(found.contest)}.", *cautions(list(found.rows), found.contest)])))
-        _why(found.decision)
+        st.title(plain(title(ranking.decision, short(group.model), target)), anchor=False)
+        st.markdown(plain(evidence(ranking.decision)))
+        st.markdown(plain(" ".join([f"{headline(ranking.contest)}.", *cautions(list(ranking.rows), ranking.contest)])))
+        _why(ranking.decision)
     with cards:
         _other_models(frame, groups, group, budget, target)
         _active(frame)
     choice = _filtered(frame, group)
-    base = [] if choice.search else [row for row in found.rows if row.is_baseline][:1]
+    base = [] if choice.search else [row for row in ranking.rows if row.is_baseline][:1]
     count = frame.store.standing_count(choice)
     if not count:
         st.info("No run passes these filters. Clear the search or a filter above.")
         return
-    figure(frame, choice, base, found.decision.speeds, "" if target.name == group.device else target.name)
-    table(frame, choice, count, base, found.contest)
+    figure(frame, choice, base, ranking.decision.speeds, "" if target.name == group.device else target.name)
+    table(frame, choice, count, base, ranking.contest)
 
 
 def _welcome() -> None:
@@ -188,8 +188,8 @@ def _why(decision: Decision) -> None:
     ]
     with st.container(horizontal=True, gap="small"):
         with st.popover(f"Why the others lost ({len(lines)})", type="tertiary", disabled=not lines):
-            known = next((f", {basis(speed)}" for speed in decision.speeds.values()), "")
-            head = f"| Recipe | KLD (nats) | × BF16{known} | Why not |\n|:--|--:|--:|:--|\n"
+            origin = next((f", {basis(speed)}" for speed in decision.speeds.values()), "")
+            head = f"| Recipe | KLD (nats) | × BF16{origin} | Why not |\n|:--|--:|--:|:--|\n"
             st.markdown(head + "\n".join(lines))
         metric_help()
 

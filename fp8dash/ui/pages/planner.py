@@ -203,22 +203,22 @@ def _answer(name: str, plan: Plan, base: Plan, traffic: Traffic) -> tuple[str, s
 
 def _reasons(plan: Plan, traffic: Traffic, room: int, batch: int) -> list[str]:
     """Room, what binds, the wait for a prompt, the price."""
-    said = [f"{room:,} requests of {traffic.context:,} tokens fit."]
+    sentences = [f"{room:,} requests of {traffic.context:,} tokens fit."]
     if batch < traffic.batch:
-        said.append(f"{traffic.batch:,} at once do not, so the batch is {batch:,}.")
+        sentences.append(f"{traffic.batch:,} at once do not, so the batch is {batch:,}.")
     weights, cache = (three(size / 1e9) for size in (plan.weight_bytes, plan.kv_bytes * batch * traffic.context))
-    said.append(f"Weights take {weights} GB, {batch:,} caches {cache} GB.")
+    sentences.append(f"Weights take {weights} GB, {batch:,} caches {cache} GB.")
     turn = plan.turning_point()
-    said.append(f"GEMMs are memory bound below {turn:,} tokens at once." if turn else "GEMMs stay memory bound.")
-    said.append(f"A prompt of {traffic.prompt:,} tokens takes {_waited(plan.prefill_s(traffic.prompt))}.")
+    sentences.append(f"GEMMs are memory bound below {turn:,} tokens at once." if turn else "GEMMs stay memory bound.")
+    sentences.append(f"A prompt of {traffic.prompt:,} tokens takes {_waited(plan.prefill_s(traffic.prompt))}.")
     if traffic.price:
         speed = batch / plan.decode_s(batch, traffic.average)
-        said.append(
+        sentences.append(
             f"A million output tokens cost ${dollars(per_million(traffic.price, plan.devices, speed))} (predicted)."
         )
     if plan.product.kind == BF16 and plan.recipe.casts_linears:
-        said.append(f"Multiplied {plain(plan.product.reason)}.")
-    return said
+        sentences.append(f"Multiplied {plain(plan.product.reason)}.")
+    return sentences
 
 
 def _waited(seconds: float) -> str:
@@ -345,8 +345,8 @@ def _by_accelerator(plan: Plan, traffic: Traffic) -> list[str]:
         "ms a token | Prompt (ms) | Multiplied |",
         "|:--|" + "--:|" * 9 + ":--|",
     ]
-    found = [_on(plan, accelerator, plan.devices) for accelerator in ACCELERATORS.values()]
-    for other in sorted(found, key=lambda p: -_speed(p, traffic)):
+    plans = [_on(plan, accelerator, plan.devices) for accelerator in ACCELERATORS.values()]
+    for other in sorted(plans, key=lambda p: -_speed(p, traffic)):
         a, room = other.accelerator, other.largest_batch(traffic.context)
         batch = min(room, traffic.batch)
         step = other.decode_s(batch, traffic.average) if batch else None

@@ -36,11 +36,11 @@ def page(frame: Frame) -> None:
     active = counts[QUEUED] + counts[RUNNING] > 0
     with head.container():
         st.title(_headline(counts), anchor=False)
-    found = frame.store.count(states=[state] if state else STATES, search=search or "")
-    listed = st.container()
-    pages = -(-found // PAGE)
+    matching = frame.store.count(states=[state] if state else STATES, search=search or "")
+    list_place = st.container()
+    pages = -(-matching // PAGE)
     number = linked.pagination(pages)
-    with listed:
+    with list_place:
         live = st.fragment(guarded(_list), run_every=LIVE if active else IDLE)
         live(frame, state, search or "", number, counts)
 
@@ -48,8 +48,8 @@ def page(frame: Frame) -> None:
 def _headline(counts: dict[str, int]) -> str:
     if not sum(counts.values()):
         return "No run yet"
-    said = [f"{counts[state]} {state}" for state in STATES if counts[state]]
-    return f"{many(sum(counts.values()), 'run')}: {listed(said)}"
+    by_state = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+    return f"{many(sum(counts.values()), 'run')}: {listed(by_state)}"
 
 
 def _list(frame: Frame, state: str | None, search: str, number: int, counts: dict[str, int]) -> None:
@@ -71,10 +71,10 @@ def _list(frame: Frame, state: str | None, search: str, number: int, counts: dic
 
 def _studies(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs of each study together, studies newest first, runs in the order in which they were submitted."""
-    found: dict[str, list[Run]] = {}
+    studies: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.study_id or run.id, []).append(run)
-    return [sorted(study, key=lambda run: run.created_at) for study in found.values()]
+        studies.setdefault(run.study_id or run.id, []).append(run)
+    return [sorted(study, key=lambda run: run.created_at) for study in studies.values()]
 
 
 def _card(frame: Frame, run: Run, stages: Sequence[Stage]) -> None:

@@ -67,9 +67,11 @@ def _index(frame: Frame) -> None:
                 _card(frame, question, base, owner, pace)
     _grid(frame, base, owner, pace)
     worker_line(workers, waiting=frame.store.counts()["queued"])
-    found = _list(frame)
+    studies_so_far = _list(frame)
     with head.container():
-        st.title(f"{many(len(questions), 'question')} to ask of a model, one click each; {found}", anchor=False)
+        st.title(
+            f"{many(len(questions), 'question')} to ask of a model, one click each; {studies_so_far}", anchor=False
+        )
 
 
 def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
@@ -127,14 +129,14 @@ def _queue(frame: Frame, question: Question, base: Request, owner: str, pace: Pa
 def _costs(question: Question, plan: StudyPlan, pace: Pace) -> str:
     count = len(plan.missing) + len(plan.known)
     have = sum(run.state == FINISHED for run in plan.known)
-    known = [f"{have} measured already"] if have else []
-    known += [f"{len(plan.known) - have} queued already"] if len(plan.known) > have else []
-    said = f"{many(count, 'run')}{', ' if known else ''}{listed(known)}."
+    already = [f"{have} measured already"] if have else []
+    already += [f"{len(plan.known) - have} queued already"] if len(plan.known) > have else []
+    sentence = f"{many(count, 'run')}{', ' if already else ''}{listed(already)}."
     if not plan.missing:
-        return said
+        return sentence
     if seconds := pace.together(plan.missing):
-        return f"{said} About {lasted(seconds)} of one worker’s time."
-    return f"{said} {plain(question.cost)}"
+        return f"{sentence} About {lasted(seconds)} of one worker’s time."
+    return f"{sentence} {plain(question.cost)}"
 
 
 def _ask(frame: Frame, question: Question, plan: StudyPlan, owner: str) -> None:
@@ -209,59 +211,61 @@ def _line(frame: Frame, study: Study) -> None:
 
 def _answer(frame: Frame, read: Callable[[], Evidence]) -> None:
     """The write-up; drawn again and again until all runs have ended."""
-    found = read()
-    if not found.active:
-        _write_up(frame, found)
+    evidence = read()
+    if not evidence.active:
+        _write_up(frame, evidence)
         return
-    worker_line(frame.store.workers(), waiting=found.active)
+    worker_line(frame.store.workers(), waiting=evidence.active)
     live = st.fragment(guarded(_live), run_every=LIVE)
     live(frame, read)
 
 
 def _live(frame: Frame, read: Callable[[], Evidence]) -> None:
-    found = read()
-    if not found.active:
+    evidence = read()
+    if not evidence.active:
         st.rerun()
-    _write_up(frame, found)
+    _write_up(frame, evidence)
 
 
-def _write_up(frame: Frame, found: Evidence) -> None:
+def _write_up(frame: Frame, evidence: Evidence) -> None:
     """Answer, figure, table, why, and what cannot be said."""
-    said = study_report.written(found)
-    st.title(plain(said.headline), anchor=False)
-    st.markdown(f"**{plain(said.title)}** {plain(said.why)}")
-    _progress(found)
-    if any(bar.value > 0 for bar in said.bars):
-        alt = f"{said.axis}: " + ", ".join(f"{bar.label} {bar.value:.3g}" for bar in said.bars)
-        draw(study_points(said.bars, said.axis), key="studies_points", alt=alt)
+    write_up = study_report.written(evidence)
+    st.title(plain(write_up.headline), anchor=False)
+    st.markdown(f"**{plain(write_up.title)}** {plain(write_up.why)}")
+    _progress(evidence)
+    if any(bar.value > 0 for bar in write_up.bars):
+        alt = f"{write_up.axis}: " + ", ".join(f"{bar.label} {bar.value:.3g}" for bar in write_up.bars)
+        draw(study_points(write_up.bars, write_up.axis), key="studies_points", alt=alt)
         st.caption("Colour is the tile, symbol the format; hollow where emulated. Lines are 95 % intervals.")
-    _table(said)
-    for title, sentences in (("Why", said.reasons), ("What cannot be said", said.limits)):
+    _table(write_up)
+    for title, sentences in (("Why", write_up.reasons), ("What cannot be said", write_up.limits)):
         if sentences:
             st.header(title, anchor=False)
             st.markdown("\n".join(f"- {plain(sentence)}" for sentence in sentences))
-    st.caption(plain(said.method))
-    _take_along(frame, said)
+    st.caption(plain(write_up.method))
+    _take_along(frame, write_up)
 
 
-def _progress(found: Evidence) -> None:
-    if found.reused:
-        count = sum(row.run in found.reused for row in found.rows)
+def _progress(evidence: Evidence) -> None:
+    if evidence.reused:
+        count = sum(row.run in evidence.reused for row in evidence.rows)
         st.caption(f"{many(count, 'run')} of other studies: an identical request is not measured again.")
-    if found.active:
-        st.progress(found.finished / len(found.rows), text=f"{found.finished} of {len(found.rows)} runs finished")
+    if evidence.active:
+        st.progress(
+            evidence.finished / len(evidence.rows), text=f"{evidence.finished} of {len(evidence.rows)} runs finished"
+        )
 
 
-def _table(said: WriteUp) -> None:
-    if not said.table.rows:
+def _table(write_up: WriteUp) -> None:
+    if not write_up.table.rows:
         return
-    table = pd.DataFrame(list(said.table.rows), columns=list(said.table.titles))
-    right = {title: st.column_config.TextColumn(alignment="right") for title in said.table.titles[1:]}
-    config = {said.table.titles[0]: st.column_config.TextColumn(width=240), **right}
+    table = pd.DataFrame(list(write_up.table.rows), columns=list(write_up.table.titles))
+    right = {title: st.column_config.TextColumn(alignment="right") for title in write_up.table.titles[1:]}
+    config = {write_up.table.titles[0]: st.column_config.TextColumn(width=240), **right}
     st.dataframe(table, hide_index=True, key="studies_table", height="content", column_config=config)
 
 
-def _take_along(frame: Frame, said: WriteUp) -> None:
+def _take_along(frame: Frame, write_up: WriteUp) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         for label, end, kind, write in (
             ("Markdown", "md", "text/markdown", study_files.to_markdown),
@@ -269,9 +273,9 @@ def _take_along(frame: Frame, said: WriteUp) -> None:
             ("CSV", "csv", "text/csv", study_files.to_csv),
         ):
             st.download_button(
-                label, partial(write, said), f"fp8dash-study.{end}", kind, key=f"studies_{end}", on_click="ignore"
+                label, partial(write, write_up), f"fp8dash-study.{end}", kind, key=f"studies_{end}", on_click="ignore"
             )
         frame.link("studies", "All questions and studies")
-        done = [row.run for row in said.runs if row.state == FINISHED][:MOST_COMPARED]
+        done = [row.run for row in write_up.runs if row.state == FINISHED][:MOST_COMPARED]
         if len(done) > 1:
             frame.link("compare", f"Compare {many(len(done), 'run')} side by side", runs=",".join(done))

@@ -91,9 +91,9 @@ def _widest(profiles: Sequence[TensorProfile]) -> TensorProfile:
 
 
 def _answer(widest: TensorProfile, points: Sequence[LadderPoint]) -> str:
-    said = f"The widest activation is {plain(widest.name)}: amax is {three(widest.spread)} times its RMS"
-    found = [p for p in points if (p.tensor, p.kind, p.cast) == (widest.name, ACTIVATION, "e4m3fn/tensor")]
-    return f"{said}; E4M3 per tensor flushes {percent(found[0].flushed)} of it" if found else said
+    sentence = f"The widest activation is {plain(widest.name)}: amax is {three(widest.spread)} times its RMS"
+    per_tensor = [p for p in points if (p.tensor, p.kind, p.cast) == (widest.name, ACTIVATION, "e4m3fn/tensor")]
+    return f"{sentence}; E4M3 per tensor flushes {percent(per_tensor[0].flushed)} of it" if per_tensor else sentence
 
 
 def _setting(run: Run, profiles: Sequence[TensorProfile]) -> str:
@@ -104,15 +104,15 @@ def _setting(run: Run, profiles: Sequence[TensorProfile]) -> str:
     return f"{what} of {plain(short(run.corpus))} ({setting(run.request, run.facts)}, the first four at most)."
 
 
-def _magnitudes(found: Sequence[TensorProfile], fmt: Format, scale: str) -> None:
+def _magnitudes(profiles: Sequence[TensorProfile], fmt: Format, scale: str) -> None:
     """The chosen layer's weight and input over the format's grid, and the shares beyond it in words."""
     name = fmt.name.upper()
-    st.header(f"Magnitudes of {plain(found[0].name)} on the grid of {name}", anchor=False)
-    scales = {p.kind: p.amax / fmt.max if scale == ALIGNED and p.amax else 1.0 for p in found}
-    grids = {KINDS[p.kind]: grid_of(fmt, scales[p.kind]) for p in found}
-    for p in found:
+    st.header(f"Magnitudes of {plain(profiles[0].name)} on the grid of {name}", anchor=False)
+    scales = {p.kind: p.amax / fmt.max if scale == ALIGNED and p.amax else 1.0 for p in profiles}
+    grids = {KINDS[p.kind]: grid_of(fmt, scales[p.kind]) for p in profiles}
+    for p in profiles:
         st.markdown(f"**{KINDS[p.kind]}**, {p.rows:,} × {p.cols:,}: {_shares(p, grids[KINDS[p.kind]])}")
-    figure = charts_tensors.histograms({KINDS[p.kind]: p for p in found}, grids)
+    figure = charts_tensors.histograms({KINDS[p.kind]: p for p in profiles}, grids)
     draw(figure, key="tensors_histograms", alt=f"Weights and activations by binade over the ranges of {name}")
     st.caption(
         "Counts are exact by binade. A bound inside a binade leaves its elements undecided: then a share is a range. "
@@ -163,7 +163,7 @@ def _channels(profiles: Sequence[TensorProfile], layer: str) -> None:
     inputs = [profile for profile in profiles if profile.kind == ACTIVATION]
     part = layer.rsplit(".", 1)[-1]
     st.header("Outlier channels", anchor=False)
-    st.markdown(_said_of_channels(inputs))
+    st.markdown(_channels_in_words(inputs))
     if like := [p for p in inputs if p.name.rsplit(".", 1)[-1] == part and p.outlier_channels]:
         figure = charts_tensors.outlier_channels([p for p in inputs if p.name.rsplit(".", 1)[-1] == part])
         draw(figure, key="tensors_channels", alt=f"Outlier channels of {part} by block")
@@ -177,7 +177,7 @@ def _channels(profiles: Sequence[TensorProfile], layer: str) -> None:
                 st.dataframe(_of_layer(profile), hide_index=True, key=key, column_config=CHANNEL_COLUMNS)
 
 
-def _said_of_channels(inputs: Sequence[TensorProfile]) -> str:
+def _channels_in_words(inputs: Sequence[TensorProfile]) -> str:
     having = [profile for profile in inputs if profile.outlier_channels]
     rule = f"a channel is called an outlier where its amax is over {OUTLIER:g} times the median channel’s"
     if not having:
@@ -221,11 +221,11 @@ def _ladder(points: Sequence[LadderPoint], layer: str) -> None:
     if not name:
         return
     mine = {kind: [p for p in points if p.tensor == name and p.kind == kind] for kind in KINDS}
-    found = {kind: some for kind, some in mine.items() if some}
+    by_operand = {kind: some for kind, some in mine.items() if some}
     st.header(f"What finer scales gain {plain(name)}", anchor=False)
-    st.markdown(_said_of_ladder(found) + ("" if name == layer else f" {plain(layer)} itself was not measured."))
+    st.markdown(_gains_in_words(by_operand) + ("" if name == layer else f" {plain(layer)} itself was not measured."))
     draw(
-        charts_tensors.ladder_lines({KINDS[kind]: some for kind, some in found.items()}),
+        charts_tensors.ladder_lines({KINDS[kind]: some for kind, some in by_operand.items()}),
         key="tensors_ladder",
         alt="SQNR by format and tile, with and without outlier channels",
     )
@@ -236,21 +236,21 @@ def _ladder(points: Sequence[LadderPoint], layer: str) -> None:
     )
     with st.expander("Every format and tile"):
         columns = dict.fromkeys(("Flushed to zero (%)", "Clipped (%)"), st.column_config.NumberColumn(format="%.3g"))
-        st.dataframe(_table(found), hide_index=True, key="tensors_table", height="content", column_config=columns)
+        st.dataframe(_table(by_operand), hide_index=True, key="tensors_table", height="content", column_config=columns)
 
 
-def _said_of_ladder(found: Mapping[str, Sequence[LadderPoint]]) -> str:
+def _gains_in_words(by_operand: Mapping[str, Sequence[LadderPoint]]) -> str:
     """The gain of 1x128 over one scale, for E4M3 and INT8."""
-    kind = ACTIVATION if ACTIVATION in found else WEIGHT
-    by = {point.cast: point for point in found[kind]}
+    kind = ACTIVATION if ACTIVATION in by_operand else WEIGHT
+    by = {point.cast: point for point in by_operand[kind]}
     gains = []
     for fmt in ("e4m3fn", "int8"):
         coarse, fine = by[f"{fmt}/tensor"], by[f"{fmt}/1x128"]
         whole, bulk = _gain(coarse.sqnr_db, fine.sqnr_db), _gain(coarse.bulk_sqnr_db, fine.bulk_sqnr_db)
         rest = f" ({bulk} without the outlier channels)" if bulk != whole else ""
         gains.append(f"by {whole} in {FORMATS[fmt].name.upper()}{rest}")
-    told = f"From one scale for all to one per 128 of a row, the SQNR of {KINDS[kind].lower()} changes "
-    return told + " and ".join(gains) + "."
+    sentence = f"From one scale for all to one per 128 of a row, the SQNR of {KINDS[kind].lower()} changes "
+    return sentence + " and ".join(gains) + "."
 
 
 def _gain(coarse: float | None, fine: float | None) -> str:
@@ -258,8 +258,8 @@ def _gain(coarse: float | None, fine: float | None) -> str:
     return DASH if coarse is None or fine is None else f"{signed(fine - coarse)} dB"
 
 
-def _table(found: Mapping[str, Sequence[LadderPoint]]) -> pd.DataFrame:
-    points = [point for some in found.values() for point in some]
+def _table(by_operand: Mapping[str, Sequence[LadderPoint]]) -> pd.DataFrame:
+    points = [point for some in by_operand.values() for point in some]
 
     def db(value: float | None) -> str:
         return DASH if value is None else f"{value:.1f}".replace("-", "−")

@@ -28,13 +28,13 @@ def of_run(frame: Frame, run: Run, name: str) -> None:
 def compared(frame: Frame, names: Mapping[str, str]) -> None:
     """The decoding of some runs, each by its name, where they may be compared; what differs is said."""
     runs = {run.id: run for run in frame.store.runs(ids=list(names))}
-    if found := decodings(frame.store, [runs[run_id] for run_id in names]):
-        _shown("compare", found, names)
+    if measured := decodings(frame.store, [runs[run_id] for run_id in names]):
+        _shown("compare", measured, names)
 
 
-def _shown(page: str, found: Sequence[Decoding], names: Mapping[str, str]) -> None:
+def _shown(page: str, measured: Sequence[Decoding], names: Mapping[str, str]) -> None:
     st.header("Decoding", anchor=False)
-    drawn, others = alike(found)
+    drawn, others = alike(measured)
     if drawn:
         _figures(page, drawn, names)
         if rows := contests(drawn):
@@ -42,7 +42,7 @@ def _shown(page: str, found: Sequence[Decoding], names: Mapping[str, str]) -> No
         st.caption(_method(drawn))
     for one, why in others:
         st.warning(plain(f"{names[one.run]} is not drawn: it was measured {why}."))
-    for one in found:
+    for one in measured:
         for why in one.missing:
             what = "has no decoding speed" if not one.speeds else "has no decoding speed everywhere"
             st.caption(plain(f"{names[one.run]} {what}: {why}."))
@@ -66,17 +66,17 @@ def _table(rows: Sequence[Contest], runs: Sequence[str], names: Mapping[str, str
     lines.append("|--:|" + "--:|" * len(runs) + ":--|")
     for row in rows:
         cells = [f"**{three(row.speeds.get(run))}**" if run in row.best else three(row.speeds.get(run)) for run in runs]
-        lines.append(f"| {row.batch:,} | " + " | ".join(cells) + f" | {plain(said(row, names))} |")
+        lines.append(f"| {row.batch:,} | " + " | ".join(cells) + f" | {plain(in_words(row, names))} |")
     return lines
 
 
-def said(row: Contest, names: Mapping[str, str]) -> str:
+def in_words(row: Contest, names: Mapping[str, str]) -> str:
     """Who decodes how many times faster than whom, the nearest first; ties said.
 
     >>> speeds = {"a": 131.0, "b": 128.0, "c": 100.0}
-    >>> said(Contest(8, speeds, ("a", "b")), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
+    >>> in_words(Contest(8, speeds, ("a", "b")), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
     'tied: FP8_TENSOR, FP8_DYNAMIC; 1.31× BF16'
-    >>> said(Contest(8, speeds, ("a",)), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
+    >>> in_words(Contest(8, speeds, ("a",)), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
     'FP8_TENSOR: 1.02× FP8_DYNAMIC, 1.31× BF16'
     """
     behind = sorted((run for run in row.speeds if run not in row.best), key=row.times)

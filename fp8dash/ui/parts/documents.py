@@ -63,5 +63,5 @@ def _linked(words: str, target: str, names: frozenset[str]) -> str:
     if target.startswith(ELSEWHERE):
         return f"[{words}]({target})"
     name, _, place = target.rpartition("/")[2].partition("#")
-    known = name.removesuffix(".md")
-    return f"[{words}](guide?doc={known}{f'#{place}' if place else ''})" if known in names else words
+    doc_name = name.removesuffix(".md")
+    return f"[{words}](guide?doc={doc_name}{f'#{place}' if place else ''})" if doc_name in names else words

@@ -38,7 +38,7 @@ def recipe_glyph(recipe: Recipe) -> str:
         squares += _square(third, 2 * (SIDE + GAP) + 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" viewBox="0 0 {width} {HEIGHT}" '
-        f'role="img" aria-label="{_said(recipe)}">{squares}</svg>'
+        f'role="img" aria-label="{_spoken(recipe)}">{squares}</svg>'
     )
 
 
@@ -56,8 +56,8 @@ def _square(cast: Cast | None, left: int) -> str:
     )
 
 
-def _said(recipe: Recipe) -> str:
+def _spoken(recipe: Recipe) -> str:
     casts = [("weights", recipe.weights), ("activations", recipe.activations)]
-    said = [f"{what} {cast.text if cast else 'not cast'}" for what, cast in casts]
+    operands = [f"{what} {cast.text if cast else 'not cast'}" for what, cast in casts]
     more = [("KV cache", recipe.kv), ("attention", recipe.attention)]
-    return ", ".join(said + [f"{what} {cast.text}" for what, cast in more if cast])
+    return ", ".join(operands + [f"{what} {cast.text}" for what, cast in more if cast])

@@ -26,7 +26,7 @@ def of_run(name: str, cells: Sequence[NeedleCell]) -> None:
     st.header("How likely the hidden values were", anchor=False)
     st.markdown(
         f"ln p is {three(mean_grade(cells))} nats a token over {many(len(cells), 'cell')}; minus BF16’s on the same "
-        f"prompts {said(difference)}."
+        f"prompts {in_words(difference)}."
     )
     left, right = st.columns(2, gap="large")
     with left:
@@ -40,22 +40,22 @@ def of_run(name: str, cells: Sequence[NeedleCell]) -> None:
     st.caption(MEANING)
 
 
-def changed(found: Mapping[str, Sequence[NeedleCell]]) -> bool:
+def changed(by_run: Mapping[str, Sequence[NeedleCell]]) -> bool:
     """Exact scores minus the unquantized model's; False where some cell does not bear that."""
-    cells = [cell for have in found.values() for cell in have]
+    cells = [cell for run_cells in by_run.values() for cell in run_cells]
     if any(cell.baseline_score is None for cell in cells):
         return False
     if all(cell.score == cell.baseline_score for cell in cells):
         st.markdown("No needle differs from BF16’s on the same prompts.")
         return True
     st.markdown("Share found minus BF16’s on the same prompts:")
-    draw(needle_changes(found), key="compare_needles_lost", alt="Needle scores minus BF16’s")
+    draw(needle_changes(by_run), key="compare_needles_lost", alt="Needle scores minus BF16’s")
     return True
 
 
-def compared(found: Mapping[str, Sequence[NeedleCell]], baselines: Collection[str]) -> None:
+def compared(by_run: Mapping[str, Sequence[NeedleCell]], baselines: Collection[str]) -> None:
     """Graded needles of several runs: a row each, minus BF16's and minus the first cast run's, and the maps."""
-    graded = {name: cells for name, cells in found.items() if mean_grade(cells) is not None}
+    graded = {name: cells for name, cells in by_run.items() if mean_grade(cells) is not None}
     if not graded:
         return
     st.header("How likely the hidden values were", anchor=False)
@@ -68,10 +68,10 @@ def compared(found: Mapping[str, Sequence[NeedleCell]], baselines: Collection[st
         draw(needle_grade_changes(changed), key="compare_needle_changes", alt="Needle ln p minus BF16’s")
 
 
-def said(difference: Difference | None) -> str:
+def in_words(difference: Difference | None) -> str:
     """A difference with its interval, and whether it is a tie.
 
-    >>> said(Difference(-0.0123, -0.02, -0.004)), said(Difference(0.001, -0.002, 0.004)), said(None)
+    >>> in_words(Difference(-0.0123, -0.02, -0.004)), in_words(Difference(0.001, -0.002, 0.004)), in_words(None)
     ('−0.0123 [−0.0200, −0.00400]', '+0.00100 [−0.00200, +0.00400], tied', '—')
     """
     if difference is None:
@@ -91,10 +91,10 @@ def _table(graded: Mapping[str, Sequence[NeedleCell]], cast: Mapping[str, Sequen
         "|:--|--:|--:|--:|" + ("--:|" if last else ""),
     ]
     for name, cells in graded.items():
-        base = said(baseline_difference(cells)) if name in cast else DASH
+        base = in_words(baseline_difference(cells)) if name in cast else DASH
         row = f"| {plain(name)} | {len(cells)} | {three(mean_grade(cells))} | {plain(base)} |"
         if last and first:
-            against = said(graded_difference(cells, cast[first])) if name in cast and name != first else DASH
+            against = in_words(graded_difference(cells, cast[first])) if name in cast and name != first else DASH
             row += f" {plain(against)} |"
         lines.append(row)
     return "\n".join(lines)

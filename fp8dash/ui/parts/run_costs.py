@@ -18,7 +18,7 @@ def sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[s
     st.header("What each part costs", anchor=False)
     st.markdown(
         f"Of {many(len(rows), 'group')} of Linears, **{plain(worst.group)}** costs most: {three(worst.alone_kld)} nats "
-        f"where nothing else is cast. All together cost {three(whole)}; added up, "
+        f"when cast alone. All groups together cost {three(whole)}; the sum of the single costs is "
         f"{three(sum(row.alone_kld for row in rows))}."
     )
     draw(sensitivity_bars(rows, whole), key="run_sensitivity", alt="KLD of each group of Linears")
@@ -38,15 +38,15 @@ def sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[s
 
 
 def _mixed(frame: Frame, run: Run, kept: list[Sensitivity], numbers: dict[str, Measurement]) -> None:
-    found, text = {name: three(m.value) for name, m in numbers.items()}, numbers["mixed_kld"].note
+    written, text = {name: three(m.value) for name, m in numbers.items()}, numbers["mixed_kld"].note
     if not kept:
-        st.markdown(f"The budget {plain(run.request.sensitivity.budget)} asks for nothing to be kept.")
+        st.markdown(f"The budget {plain(run.request.sensitivity.budget)} needs no group kept in BF16.")
         return
     st.markdown(
         f"Suggested under the budget {plain(run.request.sensitivity.budget)}: keep "
         f"{plain(', '.join(row.group for row in kept))} in BF16. "
-        f"Measured as a whole {found['mixed_kld']} nats, predicted from its parts {found['mixed_kld_predicted']}, at "
-        f"{found['mixed_bits_per_weight']} bits a weight. Linears alone, on the first windows, emulated."
+        f"Measured: {written['mixed_kld']} nats at {written['mixed_bits_per_weight']} bits a weight; predicted from "
+        f"its parts: {written['mixed_kld_predicted']}. Linears only, first windows, emulated."
     )
     st.code(text, language=None, wrap_lines=True)
     if st.button("Queue the mixed recipe", key="run_mixed"):

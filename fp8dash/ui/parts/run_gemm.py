@@ -16,8 +16,8 @@ def rates(name: str, points: list[GemmPoint], looks: dict[str, Look], numbers: S
     """TFLOPS by M and where the cast pays, and every shape in a table."""
     draw(gemm_rates({name: points}, looks), key="run_gemm_rates", alt="TFLOPS by M")
     if cross := next((m for m in numbers if m.name == "gemm_crossover_m"), None):
-        said = f"from M = {cross.value:,.0f}" if cross.value is not None else "at no M"
-        st.caption(f"Cast and product beat BF16 {said} ({plain(cross.note)}).")
+        crossover = f"from M = {cross.value:,.0f}" if cross.value is not None else "at no M"
+        st.caption(f"Cast and product beat BF16 {crossover} ({plain(cross.note)}).")
     peaks = {m.label: m.value for m in numbers if m.name in ("peak_tflops", "peak_gb_per_s")}
     with st.expander("Every shape, cold caches and spread"):
         st.dataframe(pd.DataFrame([_shape_row(point, peaks) for point in points]), hide_index=True, key="run_shapes")

@@ -33,7 +33,7 @@ def scales(numbers: list[Measurement]) -> None:
         by.setdefault(BY_PLACE[m.name], {})[m.label] = m.value
     places = list(dict.fromkeys(m.label for m in numbers))
     with st.expander(f"{len(places)} scales made beforehand: {plain(numbers[0].note)}"):
-        columns = {title: [found.get(place) for place in places] for title, found in by.items()}
+        columns = {title: [by_place.get(place) for place in places] for title, by_place in by.items()}
         st.dataframe(pd.DataFrame({"Place": places, **columns}), hide_index=True, key="run_scales")
 
 
@@ -104,7 +104,7 @@ def gradients_of(numbers: list[Measurement]) -> None:
     with st.expander("Every layer’s gradient"):
         table = {title: by[key] for key, title in GRADIENTS.items()}
         layers = dict.fromkeys(m.label for m in numbers if m.label)
-        columns = {title: [found.get(layer) for layer in layers] for title, found in table.items()}
+        columns = {title: [by_layer.get(layer) for layer in layers] for title, by_layer in table.items()}
         st.dataframe(pd.DataFrame({"Layer": list(layers), **columns}), hide_index=True, key="run_all_gradients")
 
 

@@ -153,12 +153,12 @@ def _in_mb(m: Measurement) -> bool:
 def divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) -> None:
     """How tokens differ from the baseline's: what llama.cpp's --kl-divergence lists, a row a percentile."""
     st.header("Divergence from BF16, token by token", anchor=False)
-    said = [
+    means = [
         f"{TITLES.get(name, METRICS[name].title if name in METRICS else name)} {_value(by_name[name])}"
         for name in ("kld", "kld_reverse", "top1", "top5", "delta_p", "delta_p_rms")
         if name in by_name
     ]
-    st.markdown(f"Means over tokens: {'; '.join(said)}. {_noise(by_name)}")
+    st.markdown(f"Means over tokens: {'; '.join(means)}. {_noise(by_name)}")
     table: dict[str, dict[str, str]] = {title: {} for title in OVER_TOKENS.values()}
     for m in percentiles:
         table[OVER_TOKENS[m.name]][m.label] = signed(m.value) if m.name == "delta_p_tokens" else three(m.value)
@@ -178,7 +178,9 @@ def _noise(by_name: dict[str, Measurement]) -> str:
     floor, low = (by_name[name].value if name in by_name else None for name in ("kld_noise_floor", "kld_low"))
     if floor is None:
         return ""
-    said = f"The same weights in float32 lie {three(floor)} nats from BF16"
+    sentence = f"The same weights in float32 lie {three(floor)} nats from BF16"
     if low is None:
-        return f"{said}; too few windows tell whether this run lies above."
-    return f"{said}: this run is indistinguishable from BF16." if low <= floor else f"{said}; this run lies above."
+        return f"{sentence}; too few windows tell whether this run lies above."
+    return (
+        f"{sentence}: this run is indistinguishable from BF16." if low <= floor else f"{sentence}; this run lies above."
+    )
