@@ -84,13 +84,13 @@ class Comparer:
 
     def _scored(self, logits: Tensor, base_logits: Tensor, base: Told, targets: Tensor) -> Tensor:
         """All scores of some rows, [6, rows] in float64."""
-        ours, apart, chances = self._filled(logits, base_logits)
-        likeliest, peak, top = _leaders(ours)
-        overlap = (ours.gather(-1, base.top) >= ours.gather(-1, top).amin(-1, keepdim=True)).double().mean(-1)
-        truth = ours.gather(-1, targets[:, None])[:, 0]
+        logits, apart, chances = self._filled(logits, base_logits)
+        likeliest, peak, top = _leaders(logits)
+        overlap = (logits.gather(-1, base.top) >= logits.gather(-1, top).amin(-1, keepdim=True)).double().mean(-1)
+        truth = logits.gather(-1, targets[:, None])[:, 0]
         torch.sub(apart, base.peak[:, None], out=chances).exp_()
-        apart.sub_(ours)  # the baseline's logits minus ours
-        own_chances = ours.sub_(peak[:, None]).exp_()
+        apart.sub_(logits)  # the baseline's logits minus the model’s
+        own_chances = logits.sub_(peak[:, None]).exp_()
         total = own_chances.sum(-1)
         shift = (peak - base.peak).double() + (total.double().log() - base.total.double().log())
         forward = _mean(apart, chances).double() / base.total + shift
@@ -103,16 +103,16 @@ class Comparer:
         """Both models' logits in float32, and a block to work in."""
         if not self._blocks or len(self._blocks[0]) < len(logits):
             self._blocks = [torch.empty(logits.shape, dtype=torch.float32, device=logits.device) for _ in range(3)]
-        ours, theirs, free = (block[: len(logits)] for block in self._blocks)
-        return ours.copy_(logits), theirs.copy_(base_logits), free
+        own_block, base_block, free = (block[: len(logits)] for block in self._blocks)
+        return own_block.copy_(logits), base_block.copy_(base_logits), free
 
 
 def _mean(values: Tensor, chances: Tensor) -> Tensor:
     """The sum of each row's values by their chances; what has no chance counts nothing, be it infinite."""
-    found: Tensor = torch.linalg.vecdot(chances, values)
-    if not bool(torch.isfinite(found).all()):
-        found = torch.linalg.vecdot(chances, values.masked_fill(chances == 0, 0.0))
-    return found
+    sums: Tensor = torch.linalg.vecdot(chances, values)
+    if not bool(torch.isfinite(sums).all()):
+        sums = torch.linalg.vecdot(chances, values.masked_fill(chances == 0, 0.0))
+    return sums
 
 
 def _leaders(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

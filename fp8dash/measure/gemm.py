@@ -133,8 +133,8 @@ def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str
         return measured(1.0, "baseline", f"{note}, by definition" if note else "by definition")
     if missing := _missing(points, untimed):
         return measured(None, "emulated", missing)
-    base, ours = _times(points, caches)
-    return measured(base / ours, "native", note)
+    base, cast = _times(points, caches)
+    return measured(base / cast, "native", note)
 
 
 def _missing(points: Sequence[GemmPoint], untimed: float) -> str:
@@ -165,8 +165,8 @@ def _crossover(points: Sequence[GemmPoint], untimed: float) -> Measurement:
         return measured(None, "emulated", missing)
     faster = []
     for m in sizes:
-        base, ours = _times([point for point in points if point.m == m], WARM)
-        faster += [m] if ours < base else []
+        base, cast = _times([point for point in points if point.m == m], WARM)
+        faster += [m] if cast < base else []
     if not faster:
         return measured(None, "native", f"none {swept}: the cast and the product take longer than BF16")
     slower = [m for m in sizes if m > faster[0] and m not in faster]
@@ -267,15 +267,15 @@ def linear_shapes(model: Any) -> tuple[Counter[Shape], float]:
 
     Experts in one tensor have none: how many rows each one multiplies is up to the router.
     """
-    found: Counter[Shape] = Counter()
+    shapes: Counter[Shape] = Counter()
     parts = [part for part in parts_of(model) if part.in_blocks]
     missing = 0
     for part in parts:
         rows, cols = part.shape
         if part.kind == LINEAR:
-            found[rows, cols] += 1
+            shapes[rows, cols] += 1
         elif isinstance(model.get_submodule(part.module), Conv1D):  # stored transposed
-            found[cols, rows] += 1
+            shapes[cols, rows] += 1
         else:
             missing += part.parameters
-    return found, missing / max(1, sum(part.parameters for part in parts))
+    return shapes, missing / max(1, sum(part.parameters for part in parts))

@@ -63,13 +63,13 @@ def gradients(model: Any, windows: Tensor) -> Iterator[Progress | Measurement]:
     Takes a frozen model in evaluation mode and [count, L] token ids, of which the first few windows are used. Raises
     NotFinite, naming the layer.
     """
-    found = {name: LayerGradient() for name, _ in linears_of(model)}
+    layers = {name: LayerGradient() for name, _ in linears_of(model)}
     few = windows[:WINDOWS]
     for index, ids in enumerate(few):
         yield Progress("gradients", index, len(few), f"window {index + 1} of {len(few)}")
-        with watched(model, lambda name, gradient: _add(found[name], name, gradient)):
+        with watched(model, lambda name, gradient: _add(layers[name], name, gradient)):
             backward(model, ids)
-    rows = [row for name, layer in found.items() for row in _rows(name, layer)]
+    rows = [row for name, layer in layers.items() for row in _rows(name, layer)]
     yield from _medians(rows)
     yield from rows
 
@@ -142,17 +142,17 @@ def _medians(rows: list[Measurement]) -> Iterator[Measurement]:
     by_name: dict[str, list[Measurement]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
-    for name, found in by_name.items():
-        known = {row.label: row.value for row in found if row.value is not None}
-        first = found[0]
-        value, note = (median(known.values()), _spread(known, first)) if known else (None, "no layer has a gradient")
+    for name, of_name in by_name.items():
+        values = {row.label: row.value for row in of_name if row.value is not None}
+        first = of_name[0]
+        value, note = (median(values.values()), _spread(values, first)) if values else (None, "no layer has a gradient")
         yield Measurement(name, value, first.unit, first.better, METHOD, first.backend, note=note)
 
 
-def _spread(known: Mapping[str, float], of: Measurement) -> str:
+def _spread(values: Mapping[str, float], of: Measurement) -> str:
     """How many layers the median is over, and which is worst, or largest where no direction is better."""
-    if len(set(known.values())) == 1:
-        return f"the same in all {len(known)} layers"
+    if len(set(values.values())) == 1:
+        return f"the same in all {len(values)} layers"
     pick, word = (min, "worst") if of.better == HIGHER else (max, "worst" if of.better == LOWER else "largest")
-    end = pick(known, key=lambda name: known[name])
-    return f"median of {len(known)} layers; {word} {end}: {known[end]:.3g} {of.unit}"
+    end = pick(values, key=lambda name: values[name])
+    return f"median of {len(values)} layers; {word} {end}: {values[end]:.3g} {of.unit}"

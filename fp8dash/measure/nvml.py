@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of a GPU: energy, clocks, driver. By ctypes, as it comes with the driver.
+"""A GPU's energy, clocks and driver version from NVML, called by ctypes because it comes with the driver.
 
 Every answer is None where the library, the device or the counter is not there, as on a CPU or a slice of a GPU. Source:
 NVML API reference, `nvml.h` (R550).
@@ -17,18 +17,18 @@ TEXT = 96  # bytes; NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
 
 def energy_joules(where: torch.device) -> float | None:
     """The energy that the GPU has used since its driver was loaded; its counter moves about ten times a second."""
-    found = ctypes.c_ulonglong()
-    told = _told(where, "nvmlDeviceGetTotalEnergyConsumption", ctypes.byref(found))
-    return found.value / 1000 if told else None
+    millijoules = ctypes.c_ulonglong()
+    is_counted = _answered(where, "nvmlDeviceGetTotalEnergyConsumption", ctypes.byref(millijoules))
+    return millijoules.value / 1000 if is_counted else None
 
 
 def clocks_mhz(where: torch.device) -> dict[str, int]:
-    """The clocks of the multiprocessors and of the memory now, MHz, as far as they are told."""
+    """The clocks of the multiprocessors and of the memory now, MHz, as far as the library reports them."""
     clocks = {}
     for name, kind in (("sm", SM_CLOCK), ("memory", MEMORY_CLOCK)):
-        found = ctypes.c_uint()
-        if _told(where, "nvmlDeviceGetClockInfo", ctypes.c_int(kind), ctypes.byref(found)):
-            clocks[name] = int(found.value)
+        clock = ctypes.c_uint()
+        if _answered(where, "nvmlDeviceGetClockInfo", ctypes.c_int(kind), ctypes.byref(clock)):
+            clocks[name] = int(clock.value)
     return clocks
 
 
@@ -40,7 +40,7 @@ def driver() -> str | None:
     return text.value.decode()
 
 
-def _told(where: torch.device, name: str, *arguments: Any) -> bool:
+def _answered(where: torch.device, name: str, *arguments: Any) -> bool:
     """True where the library answered this question about the device."""
     library = _library()
     handle = _handle(where) if library is not None and where.type == "cuda" else None

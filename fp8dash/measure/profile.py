@@ -144,12 +144,12 @@ def profile(model: Any, windows: Tensor) -> Iterator[Progress | TensorProfile | 
         yield Progress("profile", index + 1, steps, f"window {index + 1} of {len(few)}")
         forward(model, ids, inputs.see)
     seen = {name: inputs.by_name[name] for name in names if name in inputs.by_name}  # no text may reach an expert
-    found = [sums.profile(name, WEIGHT) for name, sums in weights.items()]
-    found += [sums.profile(name, ACTIVATION) for name, sums in seen.items()]
-    yield from found
+    profiles = [sums.profile(name, WEIGHT) for name, sums in weights.items()]
+    profiles += [sums.profile(name, ACTIVATION) for name, sums in seen.items()]
+    yield from profiles
     yield Progress("profile", steps - 1, steps, "formats and tiles, one Linear a projection")
-    yield from _ladders(model, few[0], {name: (weights[name], seen[name]) for name in widest(found)})
-    yield from _medians(found)
+    yield from _ladders(model, few[0], {name: (weights[name], seen[name]) for name in widest(profiles)})
+    yield from _medians(profiles)
 
 
 def _ladders(model: Any, ids: Tensor, chosen: Mapping[str, tuple[Sums, Sums]]) -> Iterator[LadderPoint]:
@@ -174,11 +174,11 @@ def forward(model: Any, ids: Tensor, tell: Callable[[str, Tensor], None]) -> Non
 def widest(profiles: list[TensorProfile]) -> list[str]:
     """Of each projection the Linear whose input has the largest amax over RMS, in the model's order."""
     best: dict[str, TensorProfile] = {}
-    for found in profiles:
-        part = found.name.rsplit(".", 1)[-1]
-        if found.kind == ACTIVATION and (part not in best or (found.spread or 0) > (best[part].spread or 0)):
-            best[part] = found
-    return [found.name for found in best.values()]
+    for tensor in profiles:
+        part = tensor.name.rsplit(".", 1)[-1]
+        if tensor.kind == ACTIVATION and (part not in best or (tensor.spread or 0) > (best[part].spread or 0)):
+            best[part] = tensor
+    return [tensor.name for tensor in best.values()]
 
 
 @torch.no_grad()
@@ -233,10 +233,10 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _medians(found: list[TensorProfile]) -> Iterator[Measurement]:
+def _medians(profiles: list[TensorProfile]) -> Iterator[Measurement]:
     """The median amax over RMS of weights and of activations, the widest in the note."""
     for kind in (WEIGHT, ACTIVATION):
-        spreads: Mapping[str, float] = {p.name: p.spread for p in found if p.kind == kind and p.spread is not None}
+        spreads: Mapping[str, float] = {p.name: p.spread for p in profiles if p.kind == kind and p.spread is not None}
         name = f"{kind}_amax_over_rms"
         if not spreads:
             yield Measurement(name, None, "× RMS", NEITHER, METHOD, "baseline", note="all are zeros")

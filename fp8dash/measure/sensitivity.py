@@ -103,17 +103,17 @@ def _probed(
 def groups_of(model: Any, recipe: Recipe, granularity: str) -> list[CastGroup]:
     """The Linears that the recipe casts, by kind, block or one by one, in the model's order; the head by itself."""
     head = model.get_output_embeddings()
-    found: dict[tuple[str, str], list[tuple[str, nn.Linear]]] = {}
+    members: dict[tuple[str, str], list[tuple[str, nn.Linear]]] = {}
     for name, module in linears_of(model):
         if recipe.skips(name) or not recipe.of(name).casts_linears:
             continue
         if module is head and "lm_head" not in recipe.also:
             continue
-        found.setdefault(_named(name, granularity), []).append((name, module))
-    labels, count = [label for label, _ in found], len(blocks_of(model))
+        members.setdefault(_named(name, granularity), []).append((name, module))
+    labels, count = [label for label, _ in members], len(blocks_of(model))
     return [
         _group(label if labels.count(label) == 1 else pattern.removeprefix("*."), pattern, linears, recipe, count)
-        for (label, pattern), linears in found.items()
+        for (label, pattern), linears in members.items()
     ]
 
 
@@ -137,8 +137,8 @@ class Probe:
         self._waiting: dict[str, nn.Parameter] = {}
         self._outputs: list[list[Any]] = []  # [window][block]
         self._logits = [self._base_logits(base_head, index) for index in range(len(windows))]
-        told = [baseline.window(index, self._device)[1] for index in range(len(windows))]
-        self._log_sums = [of.peak + of.total.log() for of in told]
+        predictions = [baseline.window(index, self._device)[1] for index in range(len(windows))]
+        self._log_sums = [tokens.peak + tokens.total.log() for tokens in predictions]
         self._buffers = [torch.empty(CHUNK, self._logits[0].shape[-1], device=self._device) for _ in range(3)]
 
     def cast(self, names: Sequence[str]) -> None:
@@ -214,11 +214,11 @@ class Probe:
         for start in range(0, len(hidden), CHUNK):
             rows = slice(start, min(start + CHUNK, len(hidden)))
             a, b, c = (buffer[: rows.stop - start] for buffer in self._buffers)
-            ours, theirs = a.copy_(head(hidden[rows])), b.copy_(self._logits[index][rows])
-            chances = torch.sub(theirs, log_sums[rows, None], out=c).exp_()
-            divergence = torch.linalg.vecdot(chances, theirs.sub_(ours))
-            peak = ours.amax(-1, keepdim=True)
-            own_sums = ours.sub_(peak).exp_().sum(-1).log_().add_(peak[:, 0])  # in place: new blocks cost as much
+            logits, base_logits = a.copy_(head(hidden[rows])), b.copy_(self._logits[index][rows])
+            chances = torch.sub(base_logits, log_sums[rows, None], out=c).exp_()
+            divergence = torch.linalg.vecdot(chances, base_logits.sub_(logits))
+            peak = logits.amax(-1, keepdim=True)
+            own_sums = logits.sub_(peak).exp_().sum(-1).log_().add_(peak[:, 0])  # in place: new blocks cost as much
             total += (divergence + own_sums - log_sums[rows]).sum(dtype=torch.float64)
         return float(total)
 
@@ -239,10 +239,10 @@ class _Clock:
 @contextmanager
 def _recorded(blocks: Sequence[nn.Module]) -> Iterator[list[Any]]:
     """Within, what each block returns is kept, in order."""
-    found: list[Any] = []
-    hooks = [block.register_forward_hook(lambda _module, _args, out: found.append(out)) for block in blocks]
+    outputs: list[Any] = []
+    hooks = [block.register_forward_hook(lambda _module, _args, out: outputs.append(out)) for block in blocks]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -268,12 +268,12 @@ def _named(name: str, granularity: str) -> tuple[str, str]:
     >>> _named("lm_head", "block"), _named("model.layers.3.mlp.experts.7.w1", "kind")
     (('lm_head', 'lm_head'), ('experts.w1', '*.mlp.experts.*.w1'))
     """
-    found = re.match(r"(.+?\.(\d+))\.(.+)$", name)
-    if granularity == "linear" or not found:
+    match = re.match(r"(.+?\.(\d+))\.(.+)$", name)
+    if granularity == "linear" or not match:
         return name, name
     if granularity == "block":
-        return f"block {found[2]}", f"{found[1]}.*"
-    inside = re.sub(r"\.\d+\.", ".*.", found[3])
+        return f"block {match[2]}", f"{match[1]}.*"
+    inside = re.sub(r"\.\d+\.", ".*.", match[3])
     words = [word for word in inside.split(".")[-3:] if word != "*"] if "*" in inside else inside.split(".")[-1:]
     return ".".join(words[-2:]).removesuffix("_proj"), f"*.{inside}"
 
@@ -283,7 +283,7 @@ def _group(label: str, pattern: str, linears: Sequence[tuple[str, nn.Linear]], r
     kept = sum(8.0 * linear.weight.nbytes for _, linear in linears) / size
     bits = sum(_bits(linear.weight, recipe.of(name).weights) for name, linear in linears) / size
     names = tuple(name for name, _ in linears)
-    blocks = [int(found[1]) if (found := re.match(r".+?\.(\d+)\.", name)) else count for name in names]
+    blocks = [int(match[1]) if (match := re.match(r".+?\.(\d+)\.", name)) else count for name in names]
     return CastGroup(Part(label, pattern, size, bits, kept, math.nan), names, min(blocks))
 
 

@@ -111,16 +111,16 @@ class _Inputs:
         self._last: tuple[Tensor, int, Observer] | None = None
 
     def see(self, name: str, x: Tensor, *, counts_magnitudes: bool) -> None:
-        known = self.by_name.get(name)
-        if known is None:
+        observer = self.by_name.get(name)
+        if observer is None:
             if self._last and self._last[0] is x and self._last[1] == x._version:
                 self.by_name[name] = self._last[2]
                 return
-            known = self.by_name[name] = Observer(counts_magnitudes=counts_magnitudes)
-            self._owners[id(known)] = name
-        if self._owners[id(known)] == name:
-            known.see(x.reshape(-1, x.shape[-1]))
-        self._last = (x, x._version, known)
+            observer = self.by_name[name] = Observer(counts_magnitudes=counts_magnitudes)
+            self._owners[id(observer)] = name
+        if self._owners[id(observer)] == name:
+            observer.see(x.reshape(-1, x.shape[-1]))
+        self._last = (x, x._version, observer)
 
 
 @contextmanager

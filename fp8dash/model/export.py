@@ -113,11 +113,11 @@ def _write_weights(
 
 def _made_beforehand(model: Any) -> dict[str, Tensor]:
     """Static scales of activations, keys and values, under the names that engines read; raises ModelError."""
-    found = {}
+    tensors = {}
     for name, module in model.named_modules():
         scale = module.activations.scale if isinstance(module, CAST_LINEARS) and module.activations else None
         if scale is not None:
-            found[f"{name}.input_scale"] = torch.tensor([scale.present])
+            tensors[f"{name}.input_scale"] = torch.tensor([scale.present])
     kv = getattr(model, SCALES, ())
     attentions = [name.removesuffix(KEYS) for name, _ in model.named_modules() if name.endswith(KEYS)] if kv else []
     if len(attentions) != len(kv):
@@ -126,8 +126,8 @@ def _made_beforehand(model: Any) -> dict[str, Tensor]:
             "(compressed-tensors); nearest: the recipe without kv=."
         )
     for name, (keys, values) in zip(attentions, kv, strict=True):
-        found |= {f"{name}.k_scale": keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}
-    return found
+        tensors |= {f"{name}.k_scale": keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}
+    return tensors
 
 
 def _write_rest(folder: Path, made: Path, quantization: dict[str, Any]) -> None:

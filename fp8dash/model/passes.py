@@ -18,7 +18,7 @@ def blocks_of(model: Any) -> list[nn.Module]:
     """The model's blocks, the list that all Linears beside the head lie in; empty where there is no such one."""
     head = model.get_output_embeddings()
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    places = {found[1] if (found := re.match(r"(.+?)\.\d+\.", name)) else "" for name in linears}
+    places = {match[1] if (match := re.match(r"(.+?)\.\d+\.", name)) else "" for name in linears}
     blocks = model.get_submodule(places.pop()) if len(places) == 1 and "" not in places else None
     return list(blocks) if isinstance(blocks, nn.ModuleList) else []
 

@@ -69,8 +69,8 @@ def codes_of(x: Tensor, cast: Cast) -> Quantized:
 def codes_by(x: Tensor, scales: Tensor, outer: Tensor | None, cast: Cast) -> Quantized:
     """The codes of a [rows, cols] tensor by given stored scales [grid rows, grid cols] and outer scale [1, 1]."""
     codes = torch.empty(x.shape, dtype=code_dtype(cast.format), device=x.device)
-    for rows, _, found, _ in blocks_of_codes(x, _whole(scales, outer), cast):
-        codes[rows] = _untiled(found, x.shape[1])
+    for rows, _, block, _ in blocks_of_codes(x, _whole(scales, outer), cast):
+        codes[rows] = _untiled(block, x.shape[1])
     return Quantized(codes, scales, cast, outer)
 
 

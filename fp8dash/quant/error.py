@@ -58,10 +58,10 @@ class CastError:
 
 def error_of_cast(x: Tensor, cast: Cast) -> CastError:
     """The error that casting a [rows, cols] tensor makes, x untouched; raises NotFinite."""
-    found = CastError(elements=x.numel())
+    error = CastError(elements=x.numel())
     for _, before, after, factors in blocks_of_values(x, cast):
-        _watch(found, before, after, factors, cast)
-    return found
+        _watch(error, before, after, factors, cast)
+    return error
 
 
 def cast_in_place(x: Tensor, cast: Cast) -> CastError:
@@ -69,11 +69,11 @@ def cast_in_place(x: Tensor, cast: Cast) -> CastError:
 
     No second copy of it is made: a block's float32 values, whose error is taken, are all that is held beside it.
     """
-    found = CastError(elements=x.numel())
+    error = CastError(elements=x.numel())
     for rows, before, after, factors in blocks_of_values(x, cast):
-        _watch(found, before, after, factors, cast)
+        _watch(error, before, after, factors, cast)
         x[rows] = after.flatten(1)[:, : x.shape[1]].to(x.dtype)
-    return found
+    return error
 
 
 def codes_in_place(x: Tensor, cast: Cast) -> tuple[Quantized, CastError]:
@@ -83,11 +83,11 @@ def codes_in_place(x: Tensor, cast: Cast) -> tuple[Quantized, CastError]:
     and x's memory is free once x is dropped.
     """
     scales, outer = finite_scales_of(x, cast)
-    q, found = Quantized(_room_for_codes(x, cast), scales, cast, outer), CastError(elements=x.numel())
+    q, error = Quantized(_room_for_codes(x, cast), scales, cast, outer), CastError(elements=x.numel())
     for rows, before, codes, factors in blocks_of_codes(x, q.factors, cast):
-        _watch(found, before, decode(codes, cast.format) * factors, factors, cast)
+        _watch(error, before, decode(codes, cast.format) * factors, factors, cast)
         q.codes[rows] = codes.flatten(1)[:, : x.shape[1]]  # lies below the rows that are still to be read
-    return q, found
+    return q, error
 
 
 def _room_for_codes(x: Tensor, cast: Cast) -> Tensor:
