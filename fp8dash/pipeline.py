@@ -288,9 +288,15 @@ def _gemm(bench: Bench) -> Iterator[Item]:
 def _perplexity(bench: Bench) -> Iterator[Item]:
     request, model = bench.request, bench.loaded.model
     yield from perplexity(
-        model, bench.base_head, bench.windows, bench.baseline, bench.backend, request.seed, bench.recipe.kv,
+        model,
+        bench.base_head,
+        bench.windows,
+        bench.baseline,
+        bench.backend,
+        request.seed,
+        bench.recipe.kv,
         request.windows.until,
-    )  # fmt: skip
+    )
     yield from clipped(model, bench.backend)
 
 

@@ -214,10 +214,14 @@ def _header(windows: Windows, hidden: Tensor) -> bytes:
     tokens, end = windows.bounds[-1], 0
     kinds = {dtype: kind for kind, dtype in KINDS.items()}
     shapes = {
-        "hidden": (kinds[hidden.dtype], [tokens, hidden.shape[1]]), "nll": ("F64", [tokens]), "peak": ("F32", [tokens]),
-        "total": ("F32", [tokens]), "likeliest": ("I64", [tokens]), "top": ("I64", [tokens, TOP]),
+        "hidden": (kinds[hidden.dtype], [tokens, hidden.shape[1]]),
+        "nll": ("F64", [tokens]),
+        "peak": ("F32", [tokens]),
+        "total": ("F32", [tokens]),
+        "likeliest": ("I64", [tokens]),
+        "top": ("I64", [tokens, TOP]),
         "floor": ("F64", [len(windows)]),
-    }  # fmt: skip
+    }
     entries: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "bounds": json.dumps(windows.bounds)}}
     for name, (kind, shape) in shapes.items():
         begin, end = end, end + KINDS[kind].itemsize * torch.Size(shape).numel()
@@ -262,9 +266,14 @@ def _read(file: OpenFile) -> Baseline:
             raise ValueError("its digest is not what was signed")
     small = {name: _tensor(file, start, entry) for name, entry in entries.items() if name != "hidden"}
     return Baseline(
-        Told(*(small[field.name] for field in fields(Told))), small["floor"], tuple(json.loads(notes["bounds"])),
-        file, start + hidden["data_offsets"][0], KINDS[hidden["dtype"]], hidden["shape"][1],
-    )  # fmt: skip
+        told=Told(*(small[field.name] for field in fields(Told))),
+        floor=small["floor"],
+        bounds=tuple(json.loads(notes["bounds"])),
+        file=file,
+        start=start + hidden["data_offsets"][0],
+        dtype=KINDS[hidden["dtype"]],
+        width=hidden["shape"][1],
+    )
 
 
 def _tensor(file: OpenFile, start: int, entry: dict[str, Any]) -> Tensor:

@@ -66,9 +66,14 @@ class Sampled:
 
 
 def gemm(
-    shapes: Counter[Shape], recipe: Recipe, ms: Sequence[int], device: Device, where: torch.device, seed: int,
+    shapes: Counter[Shape],
+    recipe: Recipe,
+    ms: Sequence[int],
+    device: Device,
+    where: torch.device,
+    seed: int,
     untimed: float = 0.0,
-) -> Iterator[Progress | GemmPoint | Measurement]:  # fmt: skip
+) -> Iterator[Progress | GemmPoint | Measurement]:
     """Progress and a point for each shape and M, then the speed-up of the model's Linears at each M, warm and cold, the
     M from which casting pays, and what the device reaches at most.
 
@@ -102,9 +107,18 @@ def _point(
         reason = path.reason if recipe.casts_linears else ""
         (warm,), (cold,) = clock.warm_and_cold([lambda: F.linear(x, w)])
         return GemmPoint(
-            m, n, k, count, warm.us, None, None, "" if recipe.casts_linears else "bf16", reason,
-            baseline_iqr=warm.iqr, baseline_cold_us=cold.us,
-        )  # fmt: skip
+            m=m,
+            n=n,
+            k=k,
+            count=count,
+            baseline_us=warm.us,
+            cast_us=None,
+            matmul_us=None,
+            kernel="" if recipe.casts_linears else "bf16",
+            reason=reason,
+            baseline_iqr=warm.iqr,
+            baseline_cold_us=cold.us,
+        )
     activations, kernel = recipe.activations, path.kernel
     weight, codes = quantize(w, recipe.weights), quantize(x, activations)
     made = scales_of(x, activations) if activations.is_observed else None  # beforehand: not part of the cast
@@ -117,9 +131,23 @@ def _point(
     baseline, cast, product = warm_ones
     moved = sum(t.nbytes for q in (codes, weight) for t in (q.codes, q.scales)) + 2 * m * n
     return GemmPoint(
-        m, n, k, count, baseline.us, cast.us, product.us, kernel, path.reason,
-        baseline.iqr, cast.iqr, product.iqr, cold_ones[0].us, cold_ones[1].us, cold_ones[2].us, float(moved),
-    )  # fmt: skip
+        m=m,
+        n=n,
+        k=k,
+        count=count,
+        baseline_us=baseline.us,
+        cast_us=cast.us,
+        matmul_us=product.us,
+        kernel=kernel,
+        reason=path.reason,
+        baseline_iqr=baseline.iqr,
+        cast_iqr=cast.iqr,
+        matmul_iqr=product.iqr,
+        baseline_cold_us=cold_ones[0].us,
+        cast_cold_us=cold_ones[1].us,
+        matmul_cold_us=cold_ones[2].us,
+        matmul_bytes=float(moved),
+    )
 
 
 def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str, untimed: float) -> Measurement:

@@ -198,9 +198,13 @@ def _evaluated(model: HFLM, tasks: Json, asking: Asking, what: str) -> Generator
         try:
             with _overflowing():
                 results: Json = simple_evaluate(
-                    model=answers, tasks=wanted, limit=asking.limit or None, bootstrap_iters=BOOTSTRAPS,
-                    apply_chat_template=asking.prompt == "chat", task_manager=TaskManager(include_defaults=False),
-                )  # fmt: skip
+                    model=answers,
+                    tasks=wanted,
+                    limit=asking.limit or None,
+                    bootstrap_iters=BOOTSTRAPS,
+                    apply_chat_template=asking.prompt == "chat",
+                    task_manager=TaskManager(include_defaults=False),
+                )
             return results
         except _Asked as question:
             kind, requests = question.kind, question.requests
@@ -227,9 +231,12 @@ def _rows(task: str, results: Json, how: dict[str, str], backend: str) -> Iterat
     """A task's items, then its numbers with their standard errors; a group of tasks has numbers alone."""
     samples = results["samples"].get(task, [])
     method = METHOD.format(
-        version=importlib.metadata.version("lm-eval"), task=task, of_task=results["versions"].get(task),
-        shots=results["n-shot"].get(task, 0), **how,
-    )  # fmt: skip
+        version=importlib.metadata.version("lm-eval"),
+        task=task,
+        of_task=results["versions"].get(task),
+        shots=results["n-shot"].get(task, 0),
+        **how,
+    )
     better = results["higher_is_better"].get(task) or {}
     note = _note(samples, results["n-samples"].get(task))
     for scores in _scores(results["results"][task], samples):

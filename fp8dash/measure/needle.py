@@ -49,8 +49,19 @@ TASKS = {  # one value asked for, or several
     ),
 }
 KEYS = (
-    "amber", "basalt", "cedar", "delta", "ember", "fjord", "garnet", "harbor", "indigo", "juniper", "lagoon", "maple",
-)  # fmt: skip
+    "amber",
+    "basalt",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "garnet",
+    "harbor",
+    "indigo",
+    "juniper",
+    "lagoon",
+    "maple",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +267,19 @@ def share_found(expected: Sequence[str], text: str) -> float:
 
 def _cell(prompt: Prompt, answer: Answer, baseline: Answer) -> NeedleCell:
     return NeedleCell(
-        prompt.length, prompt.depth, share_found(prompt.expected, answer.text), len(prompt.ids),
-        ", ".join(prompt.expected), answer.text.strip(), prompt.kind.name, prompt.repeat, answer.logprob,
-        share_found(prompt.expected, baseline.text), baseline.logprob, prompt.hash,
-    )  # fmt: skip
+        length=prompt.length,
+        depth=prompt.depth,
+        score=share_found(prompt.expected, answer.text),
+        prompt_tokens=len(prompt.ids),
+        expected=", ".join(prompt.expected),
+        answer=answer.text.strip(),
+        kind=prompt.kind.name,
+        repeat=prompt.repeat,
+        logprob=answer.logprob,
+        baseline_score=share_found(prompt.expected, baseline.text),
+        baseline_logprob=baseline.logprob,
+        prompt=prompt.hash,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,15 @@ class Tally:
 
 
 def perplexity(
-    model: Any, base_head: nn.Module, windows: Windows, baseline: Baseline, backend: str, seed: int,
-    kv: KvCast | None = None, until: float = 0.0,
-) -> Iterator[Progress | Window | Measurement]:  # fmt: skip
+    model: Any,
+    base_head: nn.Module,
+    windows: Windows,
+    baseline: Baseline,
+    backend: str,
+    seed: int,
+    kv: KvCast | None = None,
+    until: float = 0.0,
+) -> Iterator[Progress | Window | Measurement]:
     """Progress and a Window for each window, then the run's measurements; raises NotFinite, naming the window.
 
     With `kv` each window is read through a quantized cache of its own. With `until` the run ends at the first look

@@ -44,9 +44,13 @@ CASTS = tuple(
     Cast(fmt, tile, rule)
     for fmt in (E4M3FN, E5M2, INT8)
     for tile, rule in (
-        (TENSOR, FLOAT32), (ROW, FLOAT32), (BLOCK_128X128, FLOAT32), (GROUP_1X128, FLOAT32), (GROUP_1X32, RCEIL),
+        (TENSOR, FLOAT32),
+        (ROW, FLOAT32),
+        (BLOCK_128X128, FLOAT32),
+        (GROUP_1X128, FLOAT32),
+        (GROUP_1X32, RCEIL),
     )
-)  # fmt: skip
+)
 BLOCK = 1 << 19  # elements looked at at a time: their float32 copies are all that is held beside a tensor
 FRACTION_BITS, EXPONENT_BIAS, NOT_FINITE = 23, 127, 255  # of a float32
 
@@ -84,9 +88,9 @@ class Sums:
 
     def merge(self, other: "Sums") -> None:
         """Adds another's sums of as many columns."""
-        self.rows, self.zeros, self.square = (
-            self.rows + other.rows, self.zeros + other.zeros, self.square + other.square,
-        )  # fmt: skip
+        self.rows += other.rows
+        self.zeros += other.zeros
+        self.square += other.square
         self.exponents += other.exponents
         self.amaxes = torch.maximum(self.amaxes, other.amaxes)
 
@@ -191,9 +195,7 @@ def ladder(name: str, kind: str, x: Tensor, outliers: Tensor) -> Iterator[Ladder
         whole = not outliers.any()
         bulk_db = error.sqnr_db if whole else sqnr_db(x[:, bulk], dequantize(quantize(x, cast))[:, bulk])
         bits = cast.bits_per_element(*x.shape)
-        yield LadderPoint(
-            name, kind, cast.text, error.sqnr_db, bulk_db, error.flushed_share, error.clipped_share, bits
-        )  # fmt: skip
+        yield LadderPoint(name, kind, cast.text, error.sqnr_db, bulk_db, error.flushed_share, error.clipped_share, bits)
 
 
 def sqnr_db(x: Tensor, y: Tensor) -> float | None:

@@ -45,9 +45,15 @@ class CastGroup:
 
 
 def sensitivity(
-    model: Any, base_head: nn.Module, windows: Windows, baseline: Baseline, recipe: Recipe, granularity: str,
-    budget: Budget, observed: Observed = NOTHING,
-) -> Iterator[Progress | Sensitivity | Measurement]:  # fmt: skip
+    model: Any,
+    base_head: nn.Module,
+    windows: Windows,
+    baseline: Baseline,
+    recipe: Recipe,
+    granularity: str,
+    budget: Budget,
+    observed: Observed = NOTHING,
+) -> Iterator[Progress | Sensitivity | Measurement]:
     """Progress, a Sensitivity for each group, the whole recipe and a mixed one under the budget; raises NotFinite.
 
     Takes the unquantized model, which is unquantized again at the end, and what was `observed`
@@ -124,9 +130,14 @@ class Probe:
     """
 
     def __init__(
-        self, model: Any, base_head: nn.Module, windows: Windows, baseline: Baseline, recipe: Recipe,
+        self,
+        model: Any,
+        base_head: nn.Module,
+        windows: Windows,
+        baseline: Baseline,
+        recipe: Recipe,
         observed: Observed = NOTHING,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Takes the unquantized model and the first of the windows that the baseline was made of."""
         self.blocks = blocks_of(model)
         self.cast_now: dict[str, Callable[[], None]] = {}  # by Linear, what takes its activations' cast off again
@@ -327,9 +338,14 @@ def _of_mixed(parts: Sequence[Part], kept: Sequence[Part], recipe: Recipe, mixed
     scale = "the cast parts' KLDs, each cast alone, scaled so that all parts give the whole recipe's"
     yield _measured("mixed_kld_predicted", predicted_kld(parts, kept), scale)
     yield Measurement(
-        "mixed_bits_per_weight", mean_bits(parts, kept), "bits", LOWER, METHOD, "arithmetic",
+        "mixed_bits_per_weight",
+        mean_bits(parts, kept),
+        "bits",
+        LOWER,
+        METHOD,
+        "arithmetic",
         note=f"the mixed recipe, over the weights that “{recipe.text}” casts",
-    )  # fmt: skip
+    )
 
 
 def _measured(name: str, value: float | None, note: str) -> Measurement:

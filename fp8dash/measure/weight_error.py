@@ -49,9 +49,20 @@ def _layer(swap: Swap) -> Layer:
             part.name, rows, cols, "", swap.backend, swap.reason, float(part.bits), group=part.group, tied=part.tied
         )
     return Layer(
-        part.name, rows, cols, swap.cast.text, swap.backend, swap.reason, swap.cast.bits_per_element(rows, cols),
-        error.sqnr_db, error.relative_error, error.flushed_share, error.clipped_share, part.group, part.tied,
-    )  # fmt: skip
+        name=part.name,
+        rows=rows,
+        cols=cols,
+        cast=swap.cast.text,
+        backend=swap.backend,
+        reason=swap.reason,
+        bits_per_weight=swap.cast.bits_per_element(rows, cols),
+        sqnr_db=error.sqnr_db,
+        relative_error=error.relative_error,
+        flushed=error.flushed_share,
+        clipped=error.clipped_share,
+        group=part.group,
+        tied=part.tied,
+    )
 
 
 def _count(coverage: _Coverage, swap: Swap, bits: float, active: float) -> None:
@@ -85,8 +96,8 @@ def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement
     yield measured("gemm_coverage", share, "share", NEITHER, "of the GEMM FLOPs")
     if coverage.cast_products and coverage.blocks:
         uncast = coverage.uncast_blocks / coverage.blocks
-        yield measured("uncast_share", uncast, "share", LOWER, "of the blocks’ matrix weights: neither they nor "
-                       "their inputs were cast")  # fmt: skip
+        note = "of the blocks’ matrix weights: neither they nor their inputs were cast"
+        yield measured("uncast_share", uncast, "share", LOWER, note)
     missing = "" if coverage.cast else "no weight was cast"
     yield measured("weight_sqnr_db", error.sqnr_db, "dB", HIGHER, missing)
     yield measured("weight_flushed", error.flushed_share, "share", LOWER)

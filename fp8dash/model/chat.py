@@ -73,8 +73,11 @@ def _frame(template: str, variables: str) -> Frame:
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", RENDER],
-            input=json.dumps(task), capture_output=True, text=True, timeout=WALL_SECONDS,
-        )  # fmt: skip
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            timeout=WALL_SECONDS,
+        )
     except subprocess.TimeoutExpired as error:
         raise ModelError(f"The model's chat template does not come to an end: {WAY_ON}") from error
     if done.returncode < 0:

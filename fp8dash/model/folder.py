@@ -14,10 +14,21 @@ from fp8dash.errors import ModelError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = (  # what tokenizers of transformers read, and the prompts' frames
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "chat_template.json",
-    "chat_template.jinja", "additional_chat_templates/*.jinja",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
 GENERATION = "generation_config.json"
 PROCESSORS = "*processor_config.json"  # of images and sound: engines ask for them
 WRITERS = ("transformers_version", "_name_or_path", "name_or_path", "is_local", "local_files_only")

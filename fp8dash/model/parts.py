@@ -58,15 +58,21 @@ def parts_of(model: Any) -> list[Part]:
             group = _group(model, name, module, head, table) if inside(name) else OTHER
             kind = _kind(module, key, group) if inside(name) else NEITHER
             fixed = _fixed(module, key, parameter.dim(), group, kind, inside(name))
-            dims = parameter.dim()
+            is_matrix = _is_matrix(module, key, parameter.dim(), group)
             parts.append(
                 Part(
-                    name if key == WEIGHT else f"{name}.{key}".lstrip("."), name, key, group,
-                    _shape(tuple(parameter.shape)), 8 * parameter.element_size(), kind, fixed,
-                    inside(name) and group in (ATTENTION, MLP, EXPERTS, OTHER) and _is_matrix(module, key, dims, group),
-                    tied and module is table and key == WEIGHT,
+                    name=name if key == WEIGHT else f"{name}.{key}".lstrip("."),
+                    module=name,
+                    key=key,
+                    group=group,
+                    shape=_shape(tuple(parameter.shape)),
+                    bits=8 * parameter.element_size(),
+                    kind=kind,
+                    fixed=fixed,
+                    in_blocks=is_matrix and inside(name) and group in (ATTENTION, MLP, EXPERTS, OTHER),
+                    tied=tied and module is table and key == WEIGHT,
                 )
-            )  # fmt: skip
+            )
     return parts
 
 

@@ -27,9 +27,15 @@ class CastAttention:
     cast: Cast
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-        scaling: float | None = None, **other: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **other: Any,
+    ) -> tuple[Tensor, None]:
         """Q [batch, heads, queries, width] by K and V [batch, kv heads, keys, width]: [batch, queries, heads, width].
 
         The mask is added to the scores. Raises ModelError for scores that a model changes in other ways.

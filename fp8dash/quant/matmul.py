@@ -69,9 +69,16 @@ def weight_operand(q: Quantized) -> Operand:
 def scaled_mm(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """The kernel itself, on operands laid out for it: [M, N] in `dtype`."""
     return F.scaled_mm(
-        a.codes, b.codes, a.scales, a.kind, b.scales, b.kind,
-        swizzle_a=a.swizzle, swizzle_b=b.swizzle, output_dtype=dtype,
-    )  # fmt: skip
+        a.codes,
+        b.codes,
+        a.scales,
+        a.kind,
+        b.scales,
+        b.kind,
+        swizzle_a=a.swizzle,
+        swizzle_b=b.swizzle,
+        output_dtype=dtype,
+    )
 
 
 def swizzled(scales: Tensor) -> Tensor:
