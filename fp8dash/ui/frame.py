@@ -118,7 +118,10 @@ def answer_first(head: Any, wrong: str, key: str, view: Callable[[], tuple[str, 
 
 
 def draw(figure: Any, *, key: str, alt: str) -> None:
-    """A figure, its text in the theme's ink, and ways to take it along."""
+    """A figure, its text in the theme's ink, and ways to save it.
+
+    `alt` is what a screen reader reads: an attribute, so names stand in it as they are, unescaped.
+    """
     st.plotly_chart(_inked(figure), key=key, config=config(key, _image()), alt=alt)
     _take_along(figure, key)
 

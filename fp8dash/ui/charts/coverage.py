@@ -41,16 +41,16 @@ def coverage_tree(layers: Sequence[Layer], *, dark: bool) -> go.Figure:
     ids, labels, parents, values, colours, hovers = ([ROOT], ["all weights"], [""], [total], [BRANCH], [""])
     for path in branches(leaves):
         inside = [leaf for leaf in leaves if leaf.path[: len(path)] == path]
-        ids.append("/".join((ROOT, *path)))
+        ids.append(html("/".join((ROOT, *path))))
         labels.append(html(path[-1]))
-        parents.append("/".join((ROOT, *path[:-1])))
+        parents.append(html("/".join((ROOT, *path[:-1]))))
         values.append(sum(leaf.parameters for leaf in inside))
         colours.append(BRANCH)
         hovers.append(f"{html('.'.join(path))}: {_amount(values[-1], total)}")
     for leaf in leaves:
-        ids.append("/".join((ROOT, *leaf.path, leaf.cast, leaf.reason)))
+        ids.append(html("/".join((ROOT, *leaf.path, leaf.cast, leaf.reason))))
         labels.append(leaf.label)
-        parents.append("/".join((ROOT, *leaf.path[:-1])))
+        parents.append(html("/".join((ROOT, *leaf.path[:-1]))))
         values.append(leaf.parameters)
         colours.append(_colour(leaf.cast))
         hovers.append(_hover(leaf, total))

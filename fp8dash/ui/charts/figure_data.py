@@ -1,6 +1,7 @@
 """The numbers that a figure draws, as CSV. No streamlit."""
 
 import csv
+import html
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -56,8 +57,7 @@ def _axis_title(axis: Any) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A number in full; text without tags, and never a formula."""
+    """A number in full; text without tags or entities, and never a formula."""
     if value is None or isinstance(value, (int, float)):
         return value
-    text = re.sub(r"<[^>]*>", " ", str(value))
-    return inert(text)
+    return inert(html.unescape(re.sub(r"<[^>]*>", " ", str(value))))

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from fp8dash.predict.roofline import Gemm
 from fp8dash.report.numbers import three
-from fp8dash.ui.charts.dress import dressed
+from fp8dash.ui.charts.dress import dressed, html
 from fp8dash.ui.charts.looks import GREY, Look
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -59,18 +59,18 @@ def roofline(
             y=[low * bandwidth, peak, peak],
             mode="lines",
             hoverinfo="skip",
-            name=f"{name}: {three(peak)} TFLOPS, ridge at {peak / bandwidth:.0f}",
+            name=f"{html(name)}: {three(peak)} TFLOPS, ridge at {peak / bandwidth:.0f}",
             line={"color": looks[name].colour, "width": 1.6, "dash": "dash"},
         )
         figure.add_scatter(
             x=[gemm.intensity for gemm in points[name]],
             y=[gemm.tflops for gemm in points[name]],
             mode="markers",
-            text=[gemm.name for gemm in points[name]],
+            text=[html(gemm.name) for gemm in points[name]],
             showlegend=False,
-            name=name,
+            name=html(name),
             marker={"symbol": _hollow(looks[name].symbol), "size": 11, "color": looks[name].colour, "line_width": 2},
-            hovertemplate="%{text}: %{x:.3g} FLOP/byte, at most %{y:.3g} TFLOPS<extra>" + name + "</extra>",
+            hovertemplate="%{text}: %{x:.3g} FLOP/byte, at most %{y:.3g} TFLOPS<extra>%{fullData.name}</extra>",
         )
     _name(figure, list(points.values())[-1])
     span = [math.log10(low), math.log10(high)]
@@ -86,10 +86,10 @@ def _line(
         x=[x for x, _ in points],
         y=[y for _, y in points],
         mode="lines+markers",
-        name=name,
+        name=html(name),
         line={"color": look.colour, "width": 1.8, "dash": DASHES[place % len(DASHES)]},
         marker={"symbol": _hollow(look.symbol), "size": 8, "color": look.colour, "line_width": 1.5},
-        hovertemplate=hover + "<extra>" + name + "</extra>",
+        hovertemplate=hover + "<extra>%{fullData.name}</extra>",
     )
 
 
@@ -107,7 +107,7 @@ def _name(figure: go.Figure, gemms: Sequence[Gemm]) -> None:
             figure.add_annotation(
                 x=at,
                 y=math.log10(gemm.tflops),
-                text=gemm.name.rsplit(".", 1)[-1],
+                text=html(gemm.name.rsplit(".", 1)[-1]),
                 showarrow=False,
                 yshift=-16,
                 font={"size": 11},

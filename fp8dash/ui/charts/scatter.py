@@ -81,7 +81,7 @@ def _points(
         mode="markers",
         showlegend=False,
         customdata=[row.run for row in rows],
-        ids=[row.name for row in rows],
+        ids=[html(row.name) for row in rows],
         error_y=bars,
         text=[_provenance(row, spread) for row, spread in zip(rows, spreads, strict=True)],
         hovertemplate="%{text}<extra></extra>",

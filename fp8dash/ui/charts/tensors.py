@@ -14,7 +14,7 @@ from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.formats import FloatFormat, Format
 from fp8dash.choose.records import BINADES, OUTLIER, LadderPoint, TensorProfile
 from fp8dash.report.numbers import as_power, three
-from fp8dash.ui.charts.dress import dressed
+from fp8dash.ui.charts.dress import dressed, html
 from fp8dash.ui.charts.formats import HUES
 from fp8dash.ui.charts.layers import layer_maps, place_of
 from fp8dash.ui.charts.looks import GREY, SYMBOLS
@@ -48,7 +48,11 @@ def grid_of(fmt: Format, scale: float) -> Grid:
 def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid]) -> go.Figure:
     """Share of the non-zero elements in each binade, one panel a tensor, over the ranges of a format's grid there."""
     figure = make_subplots(
-        rows=max(1, len(profiles)), cols=1, shared_xaxes=True, subplot_titles=list(profiles), vertical_spacing=0.12
+        rows=max(1, len(profiles)),
+        cols=1,
+        shared_xaxes=True,
+        subplot_titles=list(map(html, profiles)),
+        vertical_spacing=0.12,
     )
     low, high = _range(profiles.values(), grids.values())
     for row, (title, profile) in enumerate(profiles.items(), start=1):
@@ -57,7 +61,7 @@ def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid])
         figure.add_bar(
             x=[b + 0.5 for b, _ in kept],
             y=[100 * n / total for _, n in kept],
-            name=title,
+            name=html(title),
             showlegend=False,
             width=0.9,
             marker={"color": GREY},
@@ -125,7 +129,11 @@ def outlier_channels(profiles: Sequence[TensorProfile]) -> go.Figure:
 def ladder_lines(points: Mapping[str, Sequence[LadderPoint]]) -> go.Figure:
     """SQNR from coarse scales to fine, a panel an operand and a line a format; dashed: without outlier channels."""
     figure = make_subplots(
-        rows=1, cols=max(1, len(points)), shared_yaxes=True, subplot_titles=list(points), horizontal_spacing=0.04
+        rows=1,
+        cols=max(1, len(points)),
+        shared_yaxes=True,
+        subplot_titles=list(map(html, points)),
+        horizontal_spacing=0.04,
     )
     for column, operand_points in enumerate(points.values(), start=1):
         formats = dict.fromkeys(parse_cast(point.cast).format.name for point in operand_points)

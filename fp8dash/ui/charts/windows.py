@@ -26,7 +26,7 @@ def window_differences(
         figure.add_scatter(
             x=[w.index for w in run_windows],
             y=ys,
-            name=name,
+            name=html(name),
             mode="lines+markers",
             line={"color": drawn.colour, "width": 1},
             marker={"symbol": drawn.symbol, "size": 9, "color": drawn.colour, "line": {"width": 1.5}},
@@ -38,7 +38,7 @@ def window_differences(
             y=[mean.mean],
             mode="markers",
             showlegend=False,
-            name=f"{name}, mean",
+            name=f"{html(name)}, mean",
             marker={"color": drawn.colour, "size": 9, "symbol": "line-ew", "line": {"width": 3, "color": drawn.colour}},
             error_y=error_bars(mean.mean, mean.low, mean.high),
             hovertemplate="mean %{y:.4f} nats",
