@@ -35,19 +35,10 @@ from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
 from fp8dash.measure.kept import name_of
 from fp8dash.measure.kv_cache import Paths, kv_baseline, kv_memory, kv_paths
-from fp8dash.measure.needle import (
-    Answer,
-    Grid,
-    Prompt,
-    answered,
-    baseline_answers,
-    build_prompts,
-    chat_of,
-    fitting,
-    needle,
-)
+from fp8dash.measure.needle import Answer, answered, baseline_answers, needle
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.profile import profile
+from fp8dash.measure.prompts import NeedleGrid, Prompt, build_prompts, chat_of, fitting
 from fp8dash.measure.provenance import made_with
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
@@ -98,7 +89,7 @@ class Bench:
     untimed: float = field(init=False)  # share of the blocks' weights that have no shape there
     baseline: Baseline = field(init=False)  # from baseline, only where one of COMPARED is measured
     kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
-    grid: Grid = field(init=False)  # from load, only where needles are looked for
+    grid: NeedleGrid = field(init=False)  # from load, only where needles are looked for
     left_out: tuple[str, ...] = ()  # why lengths that were asked for are not in it
     prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
     needle_baseline: list[Answer] = field(init=False)
@@ -320,10 +311,10 @@ def _needle(bench: Bench) -> Iterator[Item]:
     yield from needle(bench.prompts, answers, bench.needle_baseline, *given, bench.chunk)
 
 
-def _grid(request: Request, corpus: Corpus) -> Grid:
+def _grid(request: Request, corpus: Corpus) -> NeedleGrid:
     needles = request.needles
     haystack = haystack_of(needles.haystack, corpus.text)
-    return Grid(needles.lengths, needles.depths, haystack, KINDS[needles.kind], needles.repeats, request.seed)
+    return NeedleGrid(needles.lengths, needles.depths, haystack, KINDS[needles.kind], needles.repeats, request.seed)
 
 
 def _export(bench: Bench) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""What the unquantized model said, kept on disk: last hidden states, from which its head gives the exact logits again.
+"""The unquantized model's outputs, kept on disk: last hidden states, from which its head gives the exact logits again.
 
 Stored log-probabilities of 16 bits would put a floor of about 5e-4 nats under every KLD; hidden states are exact and a
 hundredth of the size. One file per (model, corpus, tokens and scores, torch and device): safetensors, written window
@@ -28,7 +28,7 @@ from fp8dash.choose.casts import KvCast
 from fp8dash.choose.records import Progress
 from fp8dash.errors import ModelError, NotFinite
 from fp8dash.measure.corpora import Windows
-from fp8dash.measure.divergence import TOP, Comparer, Told, told_by
+from fp8dash.measure.divergence import TOP, Comparer, Predictions, predictions_by
 from fp8dash.measure.kept import name_of
 from fp8dash.model.float32 import in_float32
 from fp8dash.quant.kv_cache import quantized_cache
@@ -64,9 +64,9 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A verified baseline: what was told of all scored tokens, and the file that holds their hidden states."""
+    """A verified baseline: the predictions for all scored tokens, and the file that holds their hidden states."""
 
-    told: Told  # [scored tokens] each
+    predictions: Predictions  # [scored tokens] each
     floor: Tensor  # float64 [windows]: each one's mean KLD of the same weights in float32; NaN where they do not run
     bounds: tuple[int, ...]  # where each window's scored tokens begin, and where the last one's end
     file: "OpenFile"  # so that a baseline which is evicted meanwhile can still be read
@@ -74,14 +74,14 @@ class Baseline:
     dtype: torch.dtype
     width: int
 
-    def window(self, index: int, device: torch.device) -> tuple[Tensor, Told]:
-        """A window's hidden states [scored, width] and what was told of its tokens, on a device."""
+    def window(self, index: int, device: torch.device) -> tuple[Tensor, Predictions]:
+        """A window's hidden states [scored, width] and the predictions for its tokens, on a device."""
         begin, end = self.bounds[index : index + 2]
         row = self.width * self.dtype.itemsize
         data = self.file.read(self.start + begin * row, self.start + end * row)
         hidden = torch.frombuffer(data, dtype=self.dtype).view(-1, self.width)
-        here = Told(*(getattr(self.told, field.name)[begin:end].to(device) for field in fields(Told)))
-        return hidden.to(device), here
+        columns = (getattr(self.predictions, field.name) for field in fields(Predictions))
+        return hidden.to(device), Predictions(*(column[begin:end].to(device) for column in columns))
 
 
 def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress | Baseline]:
@@ -92,15 +92,15 @@ def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> It
         while not _taken(held):
             yield Progress("baseline", 0, len(windows), "another run is measuring the same baseline")
             time.sleep(PAUSE_SECONDS)
-        found = read_baseline(file)
-        if found is None:
+        baseline = read_baseline(file)
+        if baseline is None:
             yield from _measured(model, head, windows, file)
-            found = read_baseline(file)
+            baseline = read_baseline(file)
         lock.unlink(missing_ok=True)
-    if found is None:
+    if baseline is None:
         raise ModelError(f"The baseline in {file.parent} cannot be read back: check the disk and its free space.")
     _evict(file)
-    yield found
+    yield baseline
 
 
 def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: Windows, device: str) -> Path:
@@ -126,14 +126,14 @@ def hidden_states(model: Any, ids: Tensor, kv: KvCast | None = None) -> Tensor:
 def read_baseline(file: Path) -> Baseline | None:
     """A kept baseline, or None where there is none or its bytes are not what was written. Marks it as used."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = _read(OpenFile(file))
+        baseline = _read(OpenFile(file))
         os.utime(file)
-        return found
+        return baseline
     return None
 
 
 def _taken(held: BinaryIO) -> bool:
-    """Whether the lock is ours now; the kernel lets go of it however its process ends."""
+    """Takes the lock if it is free; True on success. The kernel releases it when the process ends, however it ends."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -143,7 +143,7 @@ def _taken(held: BinaryIO) -> bool:
 
 def _measured(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress]:
     """Measures all windows into the file, whole or not at all."""
-    parts: list[Told] = []
+    parts: list[Predictions] = []
     floor: list[float] = []
     comparer = _floor_comparer(head)
     with _beside(file) as stream:
@@ -151,25 +151,25 @@ def _measured(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iter
             yield Progress("baseline", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
             hidden = hidden_states(model, ids[None])
             hidden = hidden[windows.rows(index)]
-            parts.append(_told(head, hidden, windows.targets(index).to(hidden.device), index))
+            parts.append(_checked_predictions(head, hidden, windows.targets(index).to(hidden.device), index))
             if index == 0:
                 stream.write(_header(windows, hidden))
             stream.write(_bytes(hidden))
             yield Progress("baseline", 2 * index + 1, 2 * len(windows), f"window {index + 1}, once more in float32")
             floor.append(_floor(model, comparer, windows, index, (hidden, parts[-1])))
-        for field in fields(Told):
+        for field in fields(Predictions):
             stream.write(_bytes(torch.cat([getattr(part, field.name) for part in parts])))
         stream.write(_bytes(torch.tensor(floor, dtype=torch.float64)))
 
 
-def _told(head: nn.Module, hidden: Tensor, targets: Tensor, index: int) -> Told:
-    found = told_by(head, hidden, targets)
-    if not bool(torch.isfinite(found.nll).all()):
+def _checked_predictions(head: nn.Module, hidden: Tensor, targets: Tensor, index: int) -> Predictions:
+    predictions = predictions_by(head, hidden, targets)
+    if not bool(torch.isfinite(predictions.nll).all()):
         raise NotFinite(
             f"The unquantized model gives NaN or infinity in window {index + 1}: it overflows in bfloat16, or is "
             "damaged. Try another model, or fetch it anew."
         )
-    return found
+    return predictions
 
 
 def _floor_comparer(head: nn.Module) -> Comparer:
@@ -183,7 +183,7 @@ def _floor_comparer(head: nn.Module) -> Comparer:
     return Comparer(widened, head)
 
 
-def _floor(model: Any, comparer: Comparer, windows: Windows, index: int, base: tuple[Tensor, Told]) -> float:
+def _floor(model: Any, comparer: Comparer, windows: Windows, index: int, base: tuple[Tensor, Predictions]) -> float:
     """The mean KLD of a window, of the same weights in float32; NaN where the model does not run in it."""
     hidden, base_told = base
     try:
@@ -266,7 +266,7 @@ def _read(file: OpenFile) -> Baseline:
             raise ValueError("its digest is not what was signed")
     small = {name: _tensor(file, start, entry) for name, entry in entries.items() if name != "hidden"}
     return Baseline(
-        told=Told(*(small[field.name] for field in fields(Told))),
+        predictions=Predictions(*(small[field.name] for field in fields(Predictions))),
         floor=small["floor"],
         bounds=tuple(json.loads(notes["bounds"])),
         file=file,

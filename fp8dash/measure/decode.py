@@ -213,7 +213,7 @@ def _memories(resting: float | None, peak: float | None, backend: str) -> Iterat
         ("resident_memory_bytes", resting, "before the first prompt: the process on a CPU, torch's tensors on a GPU"),
         ("peak_memory_bytes", peak, "of the run so far"),
     ):
-        yield Measurement(name, value, "bytes", LOWER, METHOD, backend, note=note if value else "not told here")
+        yield Measurement(name, value, "bytes", LOWER, METHOD, backend, note=note if value else "not reported here")
 
 
 def _memory(where: torch.device) -> tuple[float | None, float | None]:

@@ -1,4 +1,4 @@
-"""What logits say of the next tokens, and how two models' logits differ, token by token. Knows no model and no file.
+"""What logits predict, and how two models' logits differ, token by token. Knows no model and no file.
 
 Everything over the full vocabulary, in float32. Logarithms of sums are kept as a peak and a sum of exponentials above
 it: the difference of two peaks is exact, where that of two rounded logarithms would put a floor of 1e-6 nats under a
@@ -20,8 +20,8 @@ Head = Callable[[Tensor], Tensor]  # hidden states [rows, hidden] to logits [row
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a model said of tokens, [tokens] each: enough to compare another model with, its logits aside."""
+class Predictions:
+    """A model's predictions for tokens, [tokens] each: all that a comparison needs beside its logits."""
 
     nll: Tensor  # float64, nats
     peak: Tensor  # float32, the largest logit
@@ -42,20 +42,20 @@ class Scores:
     delta_p: Tensor  # the true token's probability minus the baseline's
 
 
-def told(logits: Tensor, targets: Tensor) -> Told:
-    """What float32 logits [rows, vocabulary] say of targets [rows]; uses the logits up."""
+def predictions(logits: Tensor, targets: Tensor) -> Predictions:
+    """Predictions of float32 logits [rows, vocabulary] for targets [rows]; overwrites the logits."""
     likeliest, peak, leaders = _leaders(logits)
     truth = logits.gather(-1, targets[:, None])[:, 0]
     total = logits.sub_(peak[:, None]).exp_().sum(-1)
-    return Told(total.double().log() + (peak - truth), peak, total, likeliest, leaders)
+    return Predictions(total.double().log() + (peak - truth), peak, total, likeliest, leaders)
 
 
 @torch.no_grad()
-def told_by(head: Head, hidden: Tensor, targets: Tensor) -> Told:
-    """What a head says of [tokens, hidden] states and the tokens that come next, chunk by chunk."""
+def predictions_by(head: Head, hidden: Tensor, targets: Tensor) -> Predictions:
+    """Predictions of a head for [tokens, hidden] states and the tokens that follow, chunk by chunk."""
     starts = range(0, len(hidden), CHUNK)
-    chunks = [told(head(hidden[i : i + CHUNK]).float(), targets[i : i + CHUNK]) for i in starts]
-    return Told(*(torch.cat([getattr(chunk, field.name) for chunk in chunks]) for field in fields(Told)))
+    chunks = [predictions(head(hidden[i : i + CHUNK]).float(), targets[i : i + CHUNK]) for i in starts]
+    return Predictions(*(torch.cat([getattr(chunk, field.name) for chunk in chunks]) for field in fields(Predictions)))
 
 
 class Comparer:
@@ -70,7 +70,7 @@ class Comparer:
         self._blocks: list[Tensor] = []
 
     @torch.no_grad()
-    def compare(self, hidden: Tensor, base_hidden: Tensor, base: Told, targets: Tensor) -> Scores:
+    def compare(self, hidden: Tensor, base_hidden: Tensor, base: Predictions, targets: Tensor) -> Scores:
         """Scores of [tokens, hidden] states of both models, all on one device."""
         few, parts = ROWS if hidden.device.type == "cpu" else CHUNK, []
         for start in range(0, len(hidden), CHUNK):
@@ -78,11 +78,11 @@ class Comparer:
             base_logits = self._base_head(base_hidden[start : start + CHUNK])
             for i in range(0, len(logits), few):
                 rows = slice(start + i, min(start + i + few, start + len(logits)))
-                here = Told(*(getattr(base, field.name)[rows] for field in fields(Told)))
+                here = Predictions(*(getattr(base, field.name)[rows] for field in fields(Predictions)))
                 parts.append(self._scored(logits[i : i + few], base_logits[i : i + few], here, targets[rows]))
         return Scores(*torch.cat(parts, dim=1).cpu())
 
-    def _scored(self, logits: Tensor, base_logits: Tensor, base: Told, targets: Tensor) -> Tensor:
+    def _scored(self, logits: Tensor, base_logits: Tensor, base: Predictions, targets: Tensor) -> Tensor:
         """All scores of some rows, [6, rows] in float64."""
         logits, apart, chances = self._filled(logits, base_logits)
         likeliest, peak, top = _leaders(logits)

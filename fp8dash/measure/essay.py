@@ -100,8 +100,8 @@ def haystack_of(name: str, corpus: str) -> tuple[str, ...]:
 
 def sentences(text: str) -> tuple[str, ...]:
     """The sentences of a text, for a haystack; raises CorpusError where there are none."""
-    found = [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text)]
-    whole = tuple(part for part in found if 20 <= len(part) <= 400)
+    parts = [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text)]
+    whole = tuple(part for part in parts if 20 <= len(part) <= 400)
     if not whole:
         raise CorpusError("The corpus holds no sentences to hide a needle in: choose the noise haystack.")
     return whole

@@ -15,9 +15,11 @@ from statistics import quantiles
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.hardware import Device, KernelPath, native_path
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, GemmPoint, Measurement, Progress
@@ -81,7 +83,7 @@ def gemm(
     not the model's, and none is given.
     """
     points: list[GemmPoint] = []
-    clock = _Clock(where)
+    clock = _Stopwatch(where)
     work = [(m, shape) for m in sorted(ms) for shape in shapes]
     for index, (m, (n, k)) in enumerate(work):
         yield Progress("gemm", index, len(work), f"M={m} N={n} K={k}")
@@ -98,38 +100,43 @@ def gemm(
 
 @torch.no_grad()
 def _point(
-    m: int, n: int, k: int, count: int, recipe: Recipe, path: KernelPath, clock: "_Clock", seed: int
+    m: int, n: int, k: int, count: int, recipe: Recipe, path: KernelPath, clock: "_Stopwatch", seed: int
 ) -> GemmPoint:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(m, k, generator=generator).to(clock.where, DTYPE)
     w = torch.randn(n, k, generator=generator).to(clock.where, DTYPE)
-    if not path.kernel or not recipe.weights or not recipe.activations:
-        reason = path.reason if recipe.casts_linears else ""
-        (warm,), (cold,) = clock.warm_and_cold([lambda: F.linear(x, w)])
-        return GemmPoint(
-            m=m,
-            n=n,
-            k=k,
-            count=count,
-            baseline_us=warm.us,
-            cast_us=None,
-            matmul_us=None,
-            kernel="" if recipe.casts_linears else "bf16",
-            reason=reason,
-            baseline_iqr=warm.iqr,
-            baseline_cold_us=cold.us,
-        )
-    activations, kernel = recipe.activations, path.kernel
-    weight, codes = quantize(w, recipe.weights), quantize(x, activations)
+    if path.kernel and recipe.weights and recipe.activations:
+        return _native_point(x, w, count, (recipe.activations, recipe.weights), path, clock)
+    (warm,), (cold,) = clock.warm_and_cold([lambda: F.linear(x, w)])
+    return GemmPoint(
+        m=m,
+        n=n,
+        k=k,
+        count=count,
+        baseline_us=warm.us,
+        cast_us=None,
+        matmul_us=None,
+        kernel="" if recipe.casts_linears else "bf16",
+        reason=path.reason if recipe.casts_linears else "",
+        baseline_iqr=warm.iqr,
+        baseline_cold_us=cold.us,
+    )
+
+
+def _native_point(
+    x: Tensor, w: Tensor, count: int, casts: tuple[Cast, Cast], path: KernelPath, clock: "_Stopwatch"
+) -> GemmPoint:
+    """The times of x [M, K] by w [N, K], cast by `casts` of activations and of weights, through a native kernel."""
+    activations, kernel = casts[0], path.kernel or ""
+    weight, codes = quantize(w, casts[1]), quantize(x, activations)
     made = scales_of(x, activations) if activations.is_observed else None  # beforehand: not part of the cast
     calls: list[Call] = [
         lambda: F.linear(x, w),
         lambda: codes_of(x, activations) if made is None else codes_by(x, *made, activations),
         lambda: multiply(codes, weight, kernel, DTYPE),
     ]
-    warm_ones, cold_ones = clock.warm_and_cold(calls)
-    baseline, cast, product = warm_ones
-    moved = sum(t.nbytes for q in (codes, weight) for t in (q.codes, q.scales)) + 2 * m * n
+    (baseline, cast, product), cold = clock.warm_and_cold(calls)
+    (m, k), n = x.shape, len(w)
     return GemmPoint(
         m=m,
         n=n,
@@ -143,10 +150,10 @@ def _point(
         baseline_iqr=baseline.iqr,
         cast_iqr=cast.iqr,
         matmul_iqr=product.iqr,
-        baseline_cold_us=cold_ones[0].us,
-        cast_cold_us=cold_ones[1].us,
-        matmul_cold_us=cold_ones[2].us,
-        matmul_bytes=float(moved),
+        baseline_cold_us=cold[0].us,
+        cast_cold_us=cold[1].us,
+        matmul_cold_us=cold[2].us,
+        matmul_bytes=float(sum(t.nbytes for q in (codes, weight) for t in (q.codes, q.scales)) + 2 * m * n),
     )
 
 
@@ -201,7 +208,7 @@ def _crossover(points: Sequence[GemmPoint], untimed: float) -> Measurement:
     return measured(float(faster[0]), "native", swept + (f"; slower again at M={slower}" if slower else ""))
 
 
-def _peaks(recipe: Recipe, device: Device, clock: "_Clock", seed: int) -> Iterator[Measurement]:
+def _peaks(recipe: Recipe, device: Device, clock: "_Stopwatch", seed: int) -> Iterator[Measurement]:
     """The rate of a large square product in BF16 and, where it is legal, by the recipe's kernel, and that of a copy."""
     size, generator = SQUARE[clock.where.type], torch.Generator().manual_seed(seed)
     x, w = (torch.randn(size, size, generator=generator).to(clock.where, DTYPE) for _ in range(2))
@@ -221,7 +228,7 @@ def _peaks(recipe: Recipe, device: Device, clock: "_Clock", seed: int) -> Iterat
     yield Measurement("peak_gb_per_s", rate, "GB/s", HIGHER, METHOD_PEAK, "baseline", "copy", note)
 
 
-class _Clock:
+class _Stopwatch:
     """Times calls on a device: in turn, from warm caches or from cold ones."""
 
     def __init__(self, where: torch.device) -> None:

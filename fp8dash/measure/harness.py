@@ -84,7 +84,7 @@ class Asking:
 
 
 def harness(
-    loaded: LoadedModel, found: dict[str, Any], asking: Asking, backend: str, kv: KvCast | None = None
+    loaded: LoadedModel, tasks_by_name: dict[str, Any], asking: Asking, backend: str, kv: KvCast | None = None
 ) -> Iterator[Progress | TaskItem | Measurement]:
     """Progress, then each task's items and measurements.
 
@@ -96,11 +96,11 @@ def harness(
         frame_of(loaded.tokenizer)  # raises ModelError for one that fails or loops
     model = _Model(loaded, asking.precision, kv)
     precision = str(loaded.model.dtype).removeprefix("torch.") if asking.precision == "model" else asking.precision
-    told = set[str]()  # a task may be named, and belong to a group that is named too
-    for index, (name, tasks) in enumerate(found.items()):
-        results = yield from _evaluated(model, tasks, asking, f"{name}, {index + 1} of {len(found)}")
-        for task in (task for task in results["results"] if task not in told):
-            told.add(task)
+    written = set[str]()  # a task may be named, and belong to a group that is named too
+    for index, (name, tasks) in enumerate(tasks_by_name.items()):
+        results = yield from _evaluated(model, tasks, asking, f"{name}, {index + 1} of {len(tasks_by_name)}")
+        for task in (task for task in results["results"] if task not in written):
+            written.add(task)
             yield from _rows(task, results, {"prompt": asking.prompt, "precision": precision}, backend)
 
 
@@ -262,9 +262,9 @@ def _scores(numbers: Json, samples: Sequence[Json]) -> Iterator[_Scores]:
         if not math.isfinite(value) and not overflows:
             raise NotFinite(f"The model gave NaN or infinity in {name}: it overflowed. Try smaller tiles or skip=.")
         stderr = numbers.get(f"{metric}_stderr,{chosen}")
-        known = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
+        error = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
         raw = [sample[metric] for sample in _of_filter(samples, name) if metric in sample]
-        yield _Scores(name, float(value), known, *scores_of_documents(raw, float(value)))
+        yield _Scores(name, float(value), error, *scores_of_documents(raw, float(value)))
 
 
 def _of_filter(samples: Sequence[Json], metric: str) -> list[Json]:
@@ -315,8 +315,8 @@ def _told_to_tasks(folder: Path) -> Json:
 
     Some of lm-eval's load the tokenizer with its own code, so that one which brings code is kept from them.
     """
-    told = [folder / name for name in ("config.json", "tokenizer_config.json")]
-    brings_code = any("auto_map" in json.loads(file.read_text("utf-8")) for file in told if file.is_file())
+    files = [folder / name for name in ("config.json", "tokenizer_config.json")]
+    brings_code = any("auto_map" in json.loads(file.read_text("utf-8")) for file in files if file.is_file())
     return {} if brings_code else {"tokenizer": str(folder)}
 
 
@@ -333,23 +333,23 @@ def _known(name: str, names: Sequence[str]) -> None:
 def _loaded(name: str, manager: TaskManager, folder: Path) -> Json:
     """A task, or those of a group or tag, with their data."""
     try:
-        found: Json = dict(manager.load([name]))
+        members: Json = dict(manager.load([name]))
     except CorpusError:
         raise
     except Exception as error:  # whatever lm-eval, datasets, the hub's client or a task's own code raises
-        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         if not isinstance(error, OSError):
-            raise InvalidChoice(f"The task “{name}” cannot be set up here ({said}).") from error
+            raise InvalidChoice(f"The task “{name}” cannot be set up here ({cause}).") from error
         raise CorpusError(
-            f"The data of the task “{name}” cannot be had ({said}). Without a network choose {' or '.join(OWN_TASKS)}, "
+            f"The data of the task “{name}” cannot be fetched ({cause}). Offline, choose {' or '.join(OWN_TASKS)}, "
             f"one whose data lie in this machine's Hugging Face cache, or one of your own on local files in {folder}."
         ) from error
-    for task in found["tasks"].values():
+    for task in members["tasks"].values():
         if getattr(task, "UNSAFE_CODE", False):
             raise InvalidChoice(f"The task “{name}” runs code that the model writes: it is not run here.")
         if getattr(task, "MULTIMODAL", False):
             raise InvalidChoice(f"The task “{name}” shows images or sound: choose one of text.")
-    return found
+    return members
 
 
 class _Math:

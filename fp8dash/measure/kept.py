@@ -23,11 +23,11 @@ def keep(payload: bytes, file: Path) -> None:
 def kept(file: Path) -> bytes | None:
     """What was kept, or None where there is nothing or its bytes are not what was written."""
     try:
-        found = file.read_bytes()
+        data = file.read_bytes()
         os.utime(file)  # the least recently used go first
     except OSError:
         return None
-    digest, payload = found[:DIGEST], found[DIGEST:]
+    digest, payload = data[:DIGEST], data[DIGEST:]
     return payload if digest == hashlib.sha256(payload).digest() else None
 
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement, Progress
 from fp8dash.errors import NotFinite
-from fp8dash.measure.divergence import Comparer, told_by
+from fp8dash.measure.divergence import Comparer, predictions_by
 from fp8dash.measure.kept import keep, kept, name_of
 from fp8dash.model.head import full_head
 from fp8dash.model.reading import CHUNK, empty_cache, read_chunks
@@ -82,8 +82,8 @@ def kv_baseline(model: Any, windows: Tensor, folder: Path, *facts: object) -> Ge
     few = windows[:WINDOWS]
     where = (PATH_METHOD, *facts, tuple(few.shape), few.tolist(), torch.__version__, torch.get_num_threads())
     file = folder / "baselines" / f"kv-{name_of(*where)}.safetensors"
-    if found := _read(file):
-        return found
+    if stored := _read(file):
+        return stored
     made = yield from _paths(model, few, None, "baseline", [])
     keep(save({field.name: getattr(made, field.name).contiguous() for field in fields(made)}), file)
     return made
@@ -97,17 +97,17 @@ def kv_paths(
     Raises NotFinite.
     """
     few, caches = windows[:WINDOWS], list[Cache]()
-    ours = yield from _paths(model, few, kv, "kv", caches)
+    paths = yield from _paths(model, few, kv, "kv", caches)
     comparer = Comparer(full_head(model), base_head)
     for name, label in LABELS.items():
-        mine, theirs = getattr(ours, name), getattr(baseline, name)
+        mine, theirs = getattr(paths, name), getattr(baseline, name)
         first = _decode_start(few.shape[1]) if name == "decoded" else 0
-        found = [
+        means = [
             _means(comparer, base_head, a, b, ids[first + 1 : first + 1 + len(a)].to(a.device))
             for a, b, ids in zip(mine.to(model.device), theirs.to(model.device), few, strict=True)
         ]
-        note = f"{len(found)} windows, {mine.shape[1]} tokens each; {kv.provenance if kv else 'nothing cast'}"
-        yield from _measurements(found, label, backend, note, seed)
+        note = f"{len(means)} windows, {mine.shape[1]} tokens each; {kv.provenance if kv else 'nothing cast'}"
+        yield from _measurements(means, label, backend, note, seed)
     if kv:
         yield from _scales(caches, kv, backend)
 
@@ -142,9 +142,9 @@ def _decode_start(length: int) -> int:
 
 def _means(comparer: Comparer, base_head: nn.Module, hidden: Tensor, base: Tensor, targets: Tensor) -> Means:
     """One window's means; hidden states [tokens, hidden] and the tokens that came next [tokens], on one device."""
-    told = told_by(base_head, base, targets)
-    scores = comparer.compare(hidden, base, told, targets)
-    means = [float(values.mean()) for values in (scores.nll, told.nll, scores.kld, scores.top1)]
+    base_predictions = predictions_by(base_head, base, targets)
+    scores = comparer.compare(hidden, base, base_predictions, targets)
+    means = [float(values.mean()) for values in (scores.nll, base_predictions.nll, scores.kld, scores.top1)]
     if not all(map(math.isfinite, means)):
         raise NotFinite(
             "The cast KV cache gave NaN or infinity: keys or values left the format's range. Try kv=e5m2/tensor, or "
@@ -153,10 +153,10 @@ def _means(comparer: Comparer, base_head: nn.Module, hidden: Tensor, base: Tenso
     return Means(*means)
 
 
-def _measurements(found: Sequence[Means], label: str, backend: str, note: str, seed: int) -> Iterator[Measurement]:
+def _measurements(means: Sequence[Means], label: str, backend: str, note: str, seed: int) -> Iterator[Measurement]:
     """Means over windows of equal length, so means over tokens too."""
-    nll, base = [w.nll for w in found], [w.baseline_nll for w in found]
-    difference, count = paired_difference(nll, base, seed=seed), len(found)
+    nll, base = [w.nll for w in means], [w.baseline_nll for w in means]
+    difference, count = paired_difference(nll, base, seed=seed), len(means)
 
     def measured(name: str, value: float | None, unit: str, better: Better) -> Measurement:
         return Measurement(name, value, unit, better, PATH_METHOD, backend, label, note)
@@ -166,8 +166,8 @@ def _measurements(found: Sequence[Means], label: str, backend: str, note: str, s
     yield measured("kv_ln_ppl_diff", difference.mean, "nats", LOWER)
     yield measured("kv_ln_ppl_diff_low", difference.low, "nats", NEITHER)
     yield measured("kv_ln_ppl_diff_high", difference.high, "nats", NEITHER)
-    yield measured("kv_kld", sum(w.kld for w in found) / count, "nats", LOWER)
-    yield measured("kv_top1", sum(w.top1 for w in found) / count, "share", HIGHER)
+    yield measured("kv_kld", sum(w.kld for w in means) / count, "nats", LOWER)
+    yield measured("kv_top1", sum(w.top1 for w in means) / count, "share", HIGHER)
 
 
 def _scales(caches: Sequence[Cache], kv: KvCast, backend: str) -> Iterator[Measurement]:

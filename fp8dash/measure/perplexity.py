@@ -52,14 +52,14 @@ class Tally:
 
     def each(self, name: str) -> NDArray[np.float32]:
         """One score of every token."""
-        found: NDArray[np.float32] = torch.cat(self.tokens[name]).numpy()
-        return found
+        scores: NDArray[np.float32] = torch.cat(self.tokens[name]).numpy()
+        return scores
 
     def difference(self, seed: int, confidence: float = CONFIDENCE) -> Difference:
         """ln PPL minus the baseline's."""
-        ours, base = [w.nll for w in self.windows], [w.baseline_nll for w in self.windows]
+        nlls, base_nlls = [w.nll for w in self.windows], [w.baseline_nll for w in self.windows]
         tokens = [w.tokens for w in self.windows]
-        return paired_difference(ours, base, weights=tokens, seed=seed, confidence=confidence)
+        return paired_difference(nlls, base_nlls, weights=tokens, seed=seed, confidence=confidence)
 
     def divergence(self, seed: int, confidence: float = CONFIDENCE) -> Difference:
         """Mean KLD."""
@@ -87,9 +87,9 @@ def perplexity(
         yield Progress("perplexity", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
         hidden = hidden_states(model, ids[None], kv)[windows.rows(index)]
         yield Progress("perplexity", 2 * index + 1, 2 * len(windows), f"window {index + 1} of {len(windows)}: scores")
-        base_hidden, told = baseline.window(index, hidden.device)
-        scores = comparer.compare(hidden, base_hidden, told, windows.targets(index).to(hidden.device))
-        yield _added(run, index, scores, told.nll.cpu())
+        base_hidden, base_predictions = baseline.window(index, hidden.device)
+        scores = comparer.compare(hidden, base_hidden, base_predictions, windows.targets(index).to(hidden.device))
+        yield _added(run, index, scores, base_predictions.nll.cpu())
         if until and _narrow(run, len(windows), until, seed):
             break
     yield from _measurements(run, windows, baseline, backend, seed, until)
@@ -153,7 +153,7 @@ def _measurements(
 
 
 def _perplexities(
-    run: Tally, measured: Any, windows: Windows, found: Difference, until: float
+    run: Tally, measured: Any, windows: Windows, difference: Difference, until: float
 ) -> Iterator[Measurement]:
     """Perplexity by token, word and byte, and how it differs from the baseline's."""
     nll, count = run.sums["nll"], run.count
@@ -161,10 +161,10 @@ def _perplexities(
     ppl, base_ppl = _exp(nll / count), _exp(base)
     yield measured("ppl", ppl, "", LOWER)
     yield measured("baseline_ppl", base_ppl, "", LOWER)
-    yield measured("ln_ppl_diff", found.mean, "nats", LOWER, _stopped(run, len(windows), until))
-    yield measured("ln_ppl_diff_low", found.low, "nats", NEITHER, _few(found))
-    yield measured("ln_ppl_diff_high", found.high, "nats", NEITHER, _few(found))
-    yield measured("ppl_ratio", _exp(found.mean), "", LOWER)
+    yield measured("ln_ppl_diff", difference.mean, "nats", LOWER, _stopped(run, len(windows), until))
+    yield measured("ln_ppl_diff_low", difference.low, "nats", NEITHER, _few(difference))
+    yield measured("ln_ppl_diff_high", difference.high, "nats", NEITHER, _few(difference))
+    yield measured("ppl_ratio", _exp(difference.mean), "", LOWER)
     yield measured("ppl_diff", ppl - base_ppl, "", LOWER)
     yield measured("ln_ppl_correlation", _correlation(run.each("nll"), torch.cat(run.base_tokens).numpy()), "", HIGHER)
     yield from _by_text(run, measured, windows)
@@ -199,17 +199,17 @@ def _stopped(run: Tally, windows: int, until: float) -> str:
     return f"read {len(run.windows)} of {windows} windows, until ±{until:g} nats; looks at {at}; {level}"
 
 
-def _few(found: Difference) -> str:
-    return "" if found.low is not None else f"fewer than {FEWEST_WINDOWS} windows: no interval"
+def _few(difference: Difference) -> str:
+    return "" if difference.low is not None else f"fewer than {FEWEST_WINDOWS} windows: no interval"
 
 
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def _correlation(ours: Sequence[float] | NDArray[np.float32], base: NDArray[np.float32]) -> float | None:
+def _correlation(own: Sequence[float] | NDArray[np.float32], base: NDArray[np.float32]) -> float | None:
     """Pearson's over tokens; None where either is constant."""
-    a, b = np.asarray(ours, np.float64), base.astype(np.float64)
+    a, b = np.asarray(own, np.float64), base.astype(np.float64)
     a, b = a - a.mean(), b - b.mean()
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size else None

@@ -45,7 +45,7 @@ print(json.dumps(answer))
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChatFrame:
     """What stands before and after a user's message, up to where the answer begins."""
 
     before: str
@@ -56,7 +56,7 @@ class Frame:
         return f"{self.before}{message}{self.after}"
 
 
-def frame_of(tokenizer: Any) -> Frame:
+def frame_of(tokenizer: Any) -> ChatFrame:
     """The frame of a model's chat template; raises ModelError for one that fails, loops or changes what is asked."""
     variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     try:
@@ -67,7 +67,7 @@ def frame_of(tokenizer: Any) -> Frame:
 
 
 @functools.lru_cache(maxsize=8)
-def _frame(template: str, variables: str) -> Frame:
+def _frame(template: str, variables: str) -> ChatFrame:
     task = {"template": template, "variables": json.loads(variables), "message": MESSAGE}
     task |= {"seconds": CPU_SECONDS, "memory": MEMORY, "longest": LONGEST}
     try:
@@ -88,4 +88,4 @@ def _frame(template: str, variables: str) -> Frame:
     before, message, after = answer["text"].partition(MESSAGE)
     if not message or len(answer["text"]) > LONGEST or MESSAGE in after:
         raise ModelError(f"The model's chat template does not show a message as it is given: {WAY_ON}")
-    return Frame(before, after)
+    return ChatFrame(before, after)

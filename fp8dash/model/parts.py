@@ -25,7 +25,7 @@ STACKED, MATRIX = 3, 2  # dimensions
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """One parameter; holds no tensor, so that a list of them keeps none in memory."""
 
     name: str  # of the module for its `weight`, else of the parameter
@@ -45,7 +45,7 @@ class Part:
         return self.shape[0] * self.shape[1]
 
 
-def parts_of(model: Any) -> list[Part]:
+def parts_of(model: Any) -> list[ModelPart]:
     """The model's parameters in its order, each once; of modules that share one, the first has it."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     inside, seen, parts = _inside(model), set(), []
@@ -60,7 +60,7 @@ def parts_of(model: Any) -> list[Part]:
             fixed = _fixed(module, key, parameter.dim(), group, kind, inside(name))
             is_matrix = _is_matrix(module, key, parameter.dim(), group)
             parts.append(
-                Part(
+                ModelPart(
                     name=name if key == WEIGHT else f"{name}.{key}".lstrip("."),
                     module=name,
                     key=key,

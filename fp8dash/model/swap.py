@@ -22,7 +22,7 @@ from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.model.attention import cast_attention
 from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.model.linears import EmulatedLinear, NativeLinear, SimulatedLinear
-from fp8dash.model.parts import LINEAR, Part, is_plain, is_read_directly, parts_of
+from fp8dash.model.parts import LINEAR, ModelPart, is_plain, is_read_directly, parts_of
 from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.cast import Quantized
 from fp8dash.quant.error import CastError, cast_in_place, codes_in_place
@@ -35,7 +35,7 @@ KEPT, EMULATED, NATIVE, SIMULATED = "kept", "emulated", "native", "simulated"
 class Swap:
     """What became of one parameter: its cast and error, or None and None where it was kept."""
 
-    part: Part
+    part: ModelPart
     cast: Cast | None
     error: CastError | None
     backend: str
@@ -78,7 +78,7 @@ def cast_model(
             yield _cast_table(model, part, recipe)
 
 
-def planned(model: Any, recipe: Recipe) -> list[Part]:
+def planned(model: Any, recipe: Recipe) -> list[ModelPart]:
     """The model's parameters as the recipe leaves them: casting the weights of an embedding or its head unties them."""
     parts = parts_of(model)
     tied = next((part for part in parts if part.tied), None)
@@ -91,7 +91,7 @@ def planned(model: Any, recipe: Recipe) -> list[Part]:
     return [*(replace(part, tied=False) for part in parts), head] if is_untied else parts
 
 
-def _tied_head(model: Any, table: Part) -> Part:
+def _tied_head(model: Any, table: ModelPart) -> ModelPart:
     """The head that reads an embedding's weight, as a part of its own."""
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head)
@@ -99,7 +99,7 @@ def _tied_head(model: Any, table: Part) -> Part:
     return replace(table, name=name, module=name, group=HEAD, tied=False, kind=kind, fixed=fixed)
 
 
-def why_kept(recipe: Recipe, part: Part) -> str:
+def why_kept(recipe: Recipe, part: ModelPart) -> str:
     """Why a recipe leaves a parameter as it is; empty where it casts it."""
     if recipe.is_baseline:
         return "the baseline casts nothing"
@@ -128,7 +128,7 @@ def _untie(model: Any) -> None:
         seen.add(linear.weight.data_ptr())
 
 
-def _cast_linear(model: Any, part: Part, recipe: Recipe, casters: Casters, device: Device, backend: str) -> Swap:
+def _cast_linear(model: Any, part: ModelPart, recipe: Recipe, casters: Casters, device: Device, backend: str) -> Swap:
     name, linear, recipe = part.module, model.get_submodule(part.module), recipe.of(part.module)
     weight: Tensor = linear.weight.detach()
     path, error = _path(model, recipe, name, linear, device, backend), None
@@ -157,7 +157,7 @@ def _of_codes(
     return NativeLinear(codes, bias, caster, path.kernel or "")
 
 
-def _cast_table(model: Any, part: Part, recipe: Recipe) -> Swap:
+def _cast_table(model: Any, part: ModelPart, recipe: Recipe) -> Swap:
     """Embeddings and norms: no product, so only their weights can be cast."""
     module: Any = model.get_submodule(part.module)
     copy, error = module.weight.detach().clone(), None

@@ -23,8 +23,9 @@ from fp8dash.choose.request import Request
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.measure.essay import haystack_of
-from fp8dash.measure.needle import Answer, Grid, answered, build_prompts, needle
+from fp8dash.measure.needle import Answer, answered, needle
 from fp8dash.measure.perplexity import perplexity
+from fp8dash.measure.prompts import NeedleGrid, build_prompts
 from fp8dash.measure.sensitivity import WINDOWS as PROBE_WINDOWS
 from fp8dash.measure.sensitivity import CastGroup, Probe, groups_of
 from fp8dash.model.head import full_head
@@ -123,7 +124,7 @@ def needle_over_generate() -> float:
     """How much more a needle grid costs than the answers alone; lower is better."""
     loaded = load(locate("demo", cache_dir()), torch_device("auto"))
     request = Request()
-    grid = Grid(request.needles.lengths, request.needles.depths, haystack_of("noise", ""))
+    grid = NeedleGrid(request.needles.lengths, request.needles.depths, haystack_of("noise", ""))
     prompts = build_prompts(loaded, grid, request.needles.chat)
 
     def generate() -> None:

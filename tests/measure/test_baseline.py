@@ -66,7 +66,7 @@ def test_a_kept_baseline_is_a_safetensors_file_of_the_models_own_states(loaded, 
             loaded.model.model(input_ids=windows.ids[i][None]).last_hidden_state[0, windows.rows(i)] for i in range(4)
         ])  # fmt: skip
     assert torch.equal(stored["hidden"], states) and stored["hidden"].dtype == torch.bfloat16
-    assert torch.equal(stored["nll"], found.told.nll) and stored["floor"].shape == (4,)
+    assert torch.equal(stored["nll"], found.predictions.nll) and stored["floor"].shape == (4,)
 
 
 def test_a_model_that_overflows_names_the_window_and_nothing_is_kept(loaded, windows, tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from fp8dash.errors import CorpusError, ModelError
 from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
-from fp8dash.measure.needle import build_prompt
+from fp8dash.measure.prompts import build_prompt
 from fp8dash.model.load import check_tokens
 from tests.measure.test_needle import grid
 from tests.measure.test_perplexity import beginning_with_bos

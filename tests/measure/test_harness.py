@@ -21,7 +21,7 @@ from fp8dash.choose.request import MEASURES, Request
 from fp8dash.errors import CorpusError, InvalidChoice
 from fp8dash.measure.essay import NOISE
 from fp8dash.measure.harness import OWN_FOLDER, Asking, find_tasks, harness, scores_of_documents
-from fp8dash.measure.needle import Grid, build_prompt
+from fp8dash.measure.prompts import NeedleGrid, build_prompt
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.kv_cache import quantized_cache
@@ -159,7 +159,7 @@ def test_the_harness_asks_for_the_same_needles_as_our_own_measure(loaded):
     docs = list(task.eval_docs)
     task.build_all_requests(limit=3)
     for doc, request in zip(docs, task.instances, strict=False):
-        grid = Grid((doc["length"],), (doc["depth"],), (NOISE,), seed=task.instances.index(request) % 2)
+        grid = NeedleGrid((doc["length"],), (doc["depth"],), (NOISE,), seed=task.instances.index(request) % 2)
         prompt = build_prompt(loaded.tokenizer, grid, doc["length"], doc["depth"], 0, "off")
         assert request.args[0] == loaded.tokenizer.decode(prompt.ids)
         assert (doc["expected"],) == prompt.expected and doc["expected"] in request.args[0]
@@ -238,7 +238,7 @@ def test_data_out_of_reach_are_a_sentence_with_what_works_without_a_network(load
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (folder / "far.yaml").write_text("task: far\ndataset_path: nobody/nothing\ntest_split: test\n" + ROLLING)
-    with pytest.raises(CorpusError, match="“far” cannot be had .*fp8dash_pydocs or fp8dash_needle.* local files"):
+    with pytest.raises(CorpusError, match="“far” cannot be fetched .*fp8dash_pydocs or fp8dash_needle.* local files"):
         find_tasks(["far"], loaded, folder)
 
 

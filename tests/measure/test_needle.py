@@ -18,19 +18,8 @@ from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.measure import needle as needles
 from fp8dash.measure.essay import NOISE, haystack_of, sentences
 from fp8dash.measure.kept import keep, kept
-from fp8dash.measure.needle import (
-    Answer,
-    Grid,
-    Prompt,
-    answered,
-    baseline_answers,
-    build_prompt,
-    build_prompts,
-    chat_of,
-    fitting,
-    needle,
-    share_found,
-)
+from fp8dash.measure.needle import Answer, answered, baseline_answers, needle, share_found
+from fp8dash.measure.prompts import NeedleGrid, Prompt, _right_answer, build_prompt, build_prompts, chat_of, fitting
 from fp8dash.model.reading import CHUNK, Reader
 from fp8dash.quant.kv_cache import quantized_cache
 
@@ -39,7 +28,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor 
 
 
 def grid(kind="single_1", lengths=(1500,), depths=(50,), haystack=(NOISE,), **more):
-    return Grid(lengths, depths, haystack, KINDS[kind], **more)
+    return NeedleGrid(lengths, depths, haystack, KINDS[kind], **more)
 
 
 def answers_of(loaded, prompts, kv=None):
@@ -94,8 +83,8 @@ def test_the_right_answer_is_its_values_and_only_their_letters_are_graded(loaded
 
 def test_a_tokenizer_that_joins_the_answer_to_the_prompt_leaves_it_ungraded(loaded, monkeypatch):
     written, cut = "is", [1, 2]
-    assert needles._right_answer(loaded.tokenizer, written, "off", cut, ["7"]) == ((), ())
-    assert needles._right_answer(object_like(is_fast=False), written, "off", cut, ["7"]) == ((), ())
+    assert _right_answer(loaded.tokenizer, written, "off", cut, ["7"]) == ((), ())
+    assert _right_answer(object_like(is_fast=False), written, "off", cut, ["7"]) == ((), ())
 
 
 def object_like(**values):

@@ -18,7 +18,7 @@ from fp8dash.choose.windows import BOS, CONVENTIONS, DISJOINT, Reading
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.measure.baseline import baseline_of
 from fp8dash.measure.corpora import Corpus, calibration_windows, cut_windows
-from fp8dash.measure.divergence import Comparer, Told, told
+from fp8dash.measure.divergence import Comparer, Predictions, predictions
 from fp8dash.measure.perplexity import PERCENTILES, perplexity
 from fp8dash.model.swap import cast_model
 
@@ -213,7 +213,9 @@ def test_no_floor_lies_under_a_divergence(width):
     theirs = 30 + 4 * torch.randn(40, width, generator=generator)
     ours = theirs + 1e-3 * torch.randn(40, width, generator=generator)
     targets = torch.randint(width, (40,), generator=generator)
-    scores = Comparer(lambda _: ours, lambda _: theirs).compare(ours, theirs, told(theirs.clone(), targets), targets)
+    scores = Comparer(lambda _: ours, lambda _: theirs).compare(
+        ours, theirs, predictions(theirs.clone(), targets), targets
+    )
     base, mine = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
     exact = (base.exp() * (base - mine)).sum(-1)
     assert float((scores.kld - exact).abs().max()) < 1e-6 and float(exact.mean()) < 1e-6
@@ -224,9 +226,9 @@ def test_ties_go_to_the_lower_token_and_five_of_many_equals_still_agree():
     logits = torch.zeros(3, 1_000)
     logits[1, [70, 640, 999]] = 2.0
     logits[2, 999] = 3.0
-    said = told(logits.clone(), torch.zeros(3, dtype=torch.long))
-    assert said.likeliest.tolist() == [0, 70, 999]
-    same = Comparer(lambda _: logits, lambda _: logits).compare(logits, logits, said, torch.zeros(3, dtype=torch.long))
+    base = predictions(logits.clone(), torch.zeros(3, dtype=torch.long))
+    assert base.likeliest.tolist() == [0, 70, 999]
+    same = Comparer(lambda _: logits, lambda _: logits).compare(logits, logits, base, torch.zeros(3, dtype=torch.long))
     assert same.top5.tolist() == [1.0] * 3 and same.top1.tolist() == [1.0] * 3
 
 
@@ -236,7 +238,9 @@ def test_a_masked_vocabulary_gives_no_nan_and_what_only_the_run_masks_is_infinit
     ours = theirs + 0.1 * torch.randn(4, 500, generator=torch.Generator().manual_seed(4))
     ours[3, 7] = -math.inf
     ours[2, 450] = 0.0  # the run gives a chance to what the baseline masks
-    scores = Comparer(lambda _: ours, lambda _: theirs).compare(ours, theirs, told(theirs.clone(), targets), targets)
+    scores = Comparer(lambda _: ours, lambda _: theirs).compare(
+        ours, theirs, predictions(theirs.clone(), targets), targets
+    )
     for values_ in (getattr(scores, field.name) for field in dataclasses.fields(scores)):
         assert not values_.isnan().any()
     keep = slice(0, 400)
@@ -276,7 +280,7 @@ def test_a_text_that_is_empty_and_a_tokenizer_without_bos_are_a_sentence_each(lo
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ({"convention": "rolling"}, "not a convention: choose one of disjoint, strided, half"),
         ({"bos": "eos"}, "not a rule for BOS"),
@@ -287,8 +291,8 @@ def test_a_text_that_is_empty_and_a_tokenizer_without_bos_are_a_sentence_each(lo
         ({"until": math.nan}, "out of range"),
     ],
 )
-def test_a_reading_that_cannot_be_is_refused_with_what_to_change(change, said):
-    with pytest.raises(InvalidChoice, match=said):
+def test_a_reading_that_cannot_be_is_refused_with_what_to_change(change, sentence):
+    with pytest.raises(InvalidChoice, match=sentence):
         Request.of(**change).checked()
 
 
@@ -320,11 +324,11 @@ def test_progress_comes_twice_a_window(loaded, tmp_path):
 def test_told_is_what_plain_log_softmax_says():
     logits = torch.randn(30, 700, generator=torch.Generator().manual_seed(5)) * 5
     targets = torch.randint(700, (30,), generator=torch.Generator().manual_seed(6))
-    said = told(logits.clone(), targets)
-    assert isinstance(said, Told)
-    assert said.nll.tolist() == pytest.approx(F.cross_entropy(logits.double(), targets, reduction="none").tolist())
-    assert torch.equal(said.likeliest, logits.argmax(-1))
-    assert torch.equal(said.top.sort(-1).values, logits.topk(5).indices.sort(-1).values)
+    base = predictions(logits.clone(), targets)
+    assert isinstance(base, Predictions)
+    assert base.nll.tolist() == pytest.approx(F.cross_entropy(logits.double(), targets, reduction="none").tolist())
+    assert torch.equal(base.likeliest, logits.argmax(-1))
+    assert torch.equal(base.top.sort(-1).values, logits.topk(5).indices.sort(-1).values)
 
 
 def beginning_with_bos(tokenizer, *, and_eos=False):

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from fp8dash.errors import CorpusError
 from fp8dash.measure.corpora import pydocs_pages
 from fp8dash.measure.essay import NOISE
-from fp8dash.measure.needle import TASKS, Grid, build_prompt
+from fp8dash.measure.prompts import TASKS, NeedleGrid, build_prompt
 
 
 def needles(
@@ -39,7 +39,7 @@ def found(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
 
 def _needle(tokenizer: Any, length: int, depth: int, seed: int) -> dict[str, Any]:
     """A prompt cut where the model's own turn begins, were there a chat template."""
-    prompt = build_prompt(tokenizer, Grid((length,), (depth,), (NOISE,), seed=seed), length, depth, 0, "off")
+    prompt = build_prompt(tokenizer, NeedleGrid((length,), (depth,), (NOISE,), seed=seed), length, depth, 0, "off")
     text = tokenizer.decode(prompt.ids, skip_special_tokens=True)
     at = text.rindex(TASKS[1][1].partition("{what}")[0].strip())
     return {
