@@ -4,7 +4,6 @@ Every failure that a person can act on is one sentence and exit status 1; anythi
 """
 
 import argparse
-import getpass
 import io
 import logging
 import os
@@ -22,6 +21,12 @@ from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.request import LEAVES, Request, is_whole_path, usual_request
 from fp8dash.choose.studies import QUESTIONS
 from fp8dash.errors import Fp8dashError, InvalidChoice, QueueError
+from fp8dash.options import (
+    add_owner,
+    add_place,
+    add_request,
+    add_study,
+)
 from fp8dash.places import data_dir, database_url
 from fp8dash.report import comparison, export, ship, ship_words, study_evidence, study_files
 from fp8dash.report import study as study_report
@@ -29,7 +34,6 @@ from fp8dash.report.headline import headline
 from fp8dash.serve import Process, end, refuse_taken, serve, start_web, start_worker
 from jobs.queue import Queue
 
-HOST, PORT = "127.0.0.1", 8501
 POLL_SECONDS = 0.5
 NO_WORKER = (
     "No worker is alive: start one with `fp8dash worker`, or `fp8dash up`. Waiting for it; Ctrl-C stops waiting."
@@ -320,11 +324,11 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(command=run)
         return made
 
-    _add_place(command("up", _up, "serve the dashboard and run a worker until Ctrl-C"))
+    add_place(command("up", _up, "serve the dashboard and run a worker until Ctrl-C"))
     worker = command("worker", _work, "run queued runs, one at a time")
     worker.add_argument("--slot", type=int, default=0, help="GPU index; one worker per slot and machine")
-    _add_request(command("submit", _submit, "queue runs and print their ids"))
-    _add_study(command("study", _study, "queue the runs that answer a question, as one study"))
+    add_request(command("submit", _submit, "queue runs and print their ids"))
+    add_study(command("study", _study, "queue the runs that answer a question, as one study"))
     shipping = command("ship", _ship, "print which recipe of a model to ship, and why the others lost")
     shipping.add_argument("--model", default=Request().model, help="as its runs name it (default: %(default)s)")
     shipping.add_argument("--budget", default="kld=0.05", help="kld=… or ln_ppl_diff=…, nats (default: %(default)s)")
@@ -345,71 +349,10 @@ def _parser() -> argparse.ArgumentParser:
     written.set_defaults(form="markdown")
     demo = command("demo", _demo, "measure eight recipes on a small real model, then serve the result")
     demo.add_argument("--no-serve", dest="serve", action="store_false", help="end after the study")
-    _add_place(demo)
-    _add_owner(demo)
+    add_place(demo)
+    add_owner(demo)
     command("doctor", _doctor, "what this machine can run, and why not the rest")
     return parser
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default=HOST, help="anyone who reaches it can submit runs (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=PORT)
-
-
-def _add_owner(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--owner", default=_user(), help="who asks (default: %(default)s)")
-
-
-def _add_study(parser: argparse.ArgumentParser) -> None:
-    asked = "; ".join(f"{question.name}: {question.question}" for question in QUESTIONS.values())
-    parser.add_argument("question", choices=QUESTIONS, metavar="QUESTION", help=asked)
-    for name in ("model", "corpus", "backend", "device"):
-        _add_field(parser, name)
-    parser.add_argument("--wait", action="store_true", help="until all have ended, then print the answer")
-    _add_owner(parser)
-
-
-def _add_request(parser: argparse.ArgumentParser) -> None:
-    names = ", ".join(PRESETS)
-    parser.add_argument(
-        "--recipe", action="append", help=f"{names}, or a text such as “w=e4m3fn/row a=e4m3fn/row”; repeatable"
-    )
-    for name in LEAVES:
-        if name != "recipe":
-            _add_field(parser, name)
-    parser.set_defaults(window_length=None, haystack=None)  # by the workers, and by the kind of needle
-    parser.add_argument("--study", default="From the command line", help="a name for runs submitted together")
-    parser.add_argument("--wait", action="store_true", help="until all have ended; status 1 if one did not finish")
-    _add_owner(parser)
-
-
-def _add_field(parser: argparse.ArgumentParser, name: str) -> None:
-    """A request's field as an option: its type, its choices and its default are the field's own."""
-    leaf = LEAVES[name]
-    limits, several = leaf.limits, " (comma separated)" if leaf.limits.several else ""
-    many = {int: _numbers, str: _words}
-    parser.add_argument(
-        f"--{name.replace('_', '-')}",
-        type=many[limits.kind] if limits.several else limits.kind,
-        choices=limits.choices or None if not limits.several else None,
-        default=leaf.default,
-        help=(limits.help + several).replace("%", "%%"),
-    )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a user entry
-        return "anonymous"
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in _words(text))
 
 
 if __name__ == "__main__":
