@@ -7,6 +7,7 @@ from typing import Any
 
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.request import Request
+from fp8dash.choose.studies import Question
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
     "queued",
@@ -66,6 +67,7 @@ class Study:
     owner: str
     created_at: datetime
     states: dict[str, int]
+    question: Question | None  # what it asks; None for a study of somebody's own
 
     @property
     def count(self) -> int:

@@ -55,6 +55,7 @@ from fp8dash.choose.records import (
     Window,
 )
 from fp8dash.choose.request import Request
+from fp8dash.choose.studies import Question, question_of
 from fp8dash.errors import InvalidChoice, StoreError
 
 TRIES = 3  # of a transaction that meets another's identical request
@@ -86,9 +87,9 @@ class Store:
         with sentences(self.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
 
-    def add_study(self, name: str, owner: str) -> str:
+    def add_study(self, name: str, owner: str, question: Question | None = None) -> str:
         """A new study's id; raises InvalidChoice where its name or owner is empty."""
-        study = submissions.new_study(name, owner)
+        study = submissions.new_study(name, owner, question)
         with self.session() as session:
             session.add(study)
         return study.id
@@ -103,15 +104,18 @@ class Store:
 
         return self._unless_taken(change)
 
-    def add_runs(self, requests: Sequence[Request], *, owner: str, study: str) -> list[str]:
+    def add_runs(
+        self, requests: Sequence[Request], *, owner: str, study: str, question: Question | None = None
+    ) -> list[str]:
         """The runs of a new study, in order; a request that is queued or running already is answered with its run.
 
-        Where all are, no study is made. Raises InvalidChoice where study or owner has no name.
+        Where all are, no study is made. `question` is what the study asks; None for one of somebody's own. Raises
+        InvalidChoice where study or owner has no name.
         """
         checked = [request.checked() for request in requests]
 
         def change(session: Session) -> list[str]:
-            made = submissions.new_study(study, owner)
+            made = submissions.new_study(study, owner, question)
             session.add(made)
             session.flush()
             answers = submissions.submit(session, checked, made.owner, made)
@@ -166,6 +170,12 @@ class Store:
         """
         with self.session() as session:
             run_id = submissions.last_like(session, request.checked())
+        return self.run(run_id) if run_id else None
+
+    def newest_like(self, request: Request) -> Run | None:
+        """The newest run of the same request that is finished or will be, whatever contents it measured."""
+        with self.session() as session:
+            run_id = submissions.newest_like(session, request.checked())
         return self.run(run_id) if run_id else None
 
     def standings(self, choice: Choice) -> list[Standing]:
@@ -237,7 +247,10 @@ class Store:
             states: dict[str, dict[str, int]] = {study.id: {} for study in rows}
             for study_id, state, count in session.execute(counted.where(RunTable.study_id.in_(states))):
                 states[str(study_id)][state] = count
-        return [Study(row.id, row.name, row.owner, row.created_at, states[row.id]) for row in rows]
+        return [
+            Study(row.id, row.name, row.owner, row.created_at, states[row.id], question_of(row.question, row.grid))
+            for row in rows
+        ]
 
     def study_count(self) -> int:
         """How many studies there are."""

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from db.rows import ACTIVE, FINISHED, QUEUED
@@ -22,6 +22,7 @@ from fp8dash.choose.limits import LONGEST_OWNER, LONGEST_STUDY, readable_name
 from fp8dash.choose.presets import preset_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.request import Request
+from fp8dash.choose.studies import Question
 
 READ = {".safetensors", ".json", ".bin", ".pt", ".gguf", ".model", ".txt", ".jinja", ".tiktoken"}  # of a model's folder
 AT_ONCE = 500  # values of one IN
@@ -53,11 +54,18 @@ def submit(
 
 def last_like(session: Session, request: Request) -> str | None:
     """The newest run of the same checked request that is finished or will be, and that measured what lies there now."""
+    return next((run.id for run in session.scalars(_like(request)) if _is_current(session, run)), None)
+
+
+def newest_like(session: Session, request: Request) -> str | None:
+    """The newest run of the same checked request that is finished or will be, whatever contents it measured."""
+    run = session.scalar(_like(request).limit(1))
+    return run.id if run else None
+
+
+def _like(request: Request) -> Select[RunTable]:
     same = (RunTable.request_hash == request_key(request), RunTable.state.in_((*ACTIVE, FINISHED)))
-    for run in session.scalars(select(RunTable).where(*same).order_by(RunTable.created_at.desc())):
-        if _is_current(session, run):
-            return run.id
-    return None
+    return select(RunTable).where(*same).order_by(RunTable.created_at.desc())
 
 
 def changed_since(place: str, moment: datetime) -> bool:
@@ -75,10 +83,18 @@ def changed_since(place: str, moment: datetime) -> bool:
         return False
 
 
-def new_study(name: str, owner: str) -> StudyTable:
-    """A study's row; raises InvalidChoice where its name or owner cannot be."""
+def new_study(name: str, owner: str, question: Question | None = None) -> StudyTable:
+    """A study's row, with what it asks; raises InvalidChoice where its name or owner cannot be."""
     name = readable_name(name, "study", LONGEST_STUDY, "FP8 tiles")
-    return StudyTable(id=_new_id(), name=name, owner=named_owner(owner), created_at=datetime.now(UTC))
+    grid = question.grid if question else None
+    return StudyTable(
+        id=_new_id(),
+        name=name,
+        owner=named_owner(owner),
+        created_at=datetime.now(UTC),
+        question=question.name if question and grid is None else None,
+        grid=grid.to_json() if grid else None,
+    )
 
 
 def named_owner(owner: str) -> str:

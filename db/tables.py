@@ -46,6 +46,10 @@ class StudyTable(Base):
     name: Mapped[str]
     owner: Mapped[str]
     created_at: Mapped[datetime]
+    question: Mapped[str | None]  # what it asks, of choose/studies.py's QUESTIONS
+    grid: Mapped[dict[str, Any] | None] = mapped_column(
+        JSON(none_as_null=True)
+    )  # a RecipeGrid's JSON, where it asks that
 
 
 class RunTable(Base):

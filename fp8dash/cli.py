@@ -122,17 +122,19 @@ def _study(options: argparse.Namespace) -> int:
     with _opened() as (store, queue):
         base = usual_request(at_work(store.workers())).but(**asked)
         plan = study_evidence.plan(store, question.requests(base))
-        if plan.known:
+        if plan.answered:
             plan = study_evidence.plan(store, question.requests(base), _present(base))
         if plan.stale:
             print(f"{len(plan.stale)} runs measured other contents of this model or corpus: they are measured again")
-        new = queue.submit(plan.missing, owner=options.owner, study=question.question) if plan.missing else []
-        run_ids = [*(run.id for run in plan.known), *new]
-        print(f"{len(plan.known)} of {len(run_ids)} runs were there already; queued: {' '.join(new) or 'none'}")
+        new = []
+        if plan.missing:
+            new = queue.submit(plan.missing, owner=options.owner, study=question.question, question=question)
+        run_ids = [*(run.id for run in plan.answered), *new]
+        print(f"{len(plan.answered)} of {len(run_ids)} runs were there already; queued: {' '.join(new) or 'none'}")
         if not options.wait:
             return 0
         status = _wait(store, run_ids, ())
-        evidence = study_evidence.of_runs(store, question, run_ids, reused=[run.id for run in plan.known])
+        evidence = study_evidence.of_runs(store, question, run_ids, reused=[run.id for run in plan.answered])
         print(study_files.to_markdown(study_report.written(evidence)))
         return status
 
@@ -223,7 +225,7 @@ def _demo(options: argparse.Namespace) -> int:
         with _opened() as (store, queue):
             plan = study_evidence.plan(store, requests)
             new = queue.submit(plan.missing, owner=options.owner, study="Demo: eight recipes") if plan.missing else []
-            run_ids = [*(run.id for run in plan.known), *new]
+            run_ids = [*(run.id for run in plan.answered), *new]
             if any(run.is_active for run in store.runs(ids=run_ids)) and not at_work(store.workers()):
                 workers.append(start_worker())
             status = _wait(store, run_ids, workers)

@@ -22,6 +22,7 @@ from db.opened import DRIVER_ERRORS, beside, engine_of, sqlite_file
 from db.rows import ACTIVE, QUEUED
 from db.store import Store
 from fp8dash.choose.request import Request
+from fp8dash.choose.studies import Question
 from fp8dash.errors import QueueError
 from fp8dash.places import log_file
 
@@ -64,11 +65,16 @@ class Queue:
         self._client.destroy()
         self._engine.dispose()
 
-    def submit(self, requests: Sequence[Request], *, owner: str, study: str) -> list[str]:
-        """The runs of a new study, in order. A request that is already queued or running is answered with its run."""
+    def submit(
+        self, requests: Sequence[Request], *, owner: str, study: str, question: Question | None = None
+    ) -> list[str]:
+        """The runs of a new study, in order. A request that is already queued or running is answered with its run.
+
+        `question` is what the study asks; None for one of somebody's own.
+        """
         if not requests:
             raise QueueError("Nothing is to be run: choose at least one recipe.")
-        return self._enqueue(self._store.add_runs(requests, owner=owner, study=study))
+        return self._enqueue(self._store.add_runs(requests, owner=owner, study=study, question=question))
 
     def submit_one(self, request: Request, *, owner: str) -> str:
         """A run of its own, or the identical one that is already queued or running."""

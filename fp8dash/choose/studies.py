@@ -1,10 +1,10 @@
 """Studies to queue in one go: named questions, and grids of formats, tiles and scale rules. Values only: no torch.
 
-A study is stored by its name alone, so a question's words and a grid's text read back into the recipes they stand for.
+A study is stored with what it asks: a question of QUESTIONS by its name, a grid by its parts.
 """
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import FORMATS
@@ -28,6 +28,81 @@ class Extra:
     label: str = ""
 
 
+GRID = "grid"  # the name of a question that a grid asks
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeGrid:
+    """Every combination of some formats, tiles and scale rules, weights and activations alike."""
+
+    formats: tuple[str, ...]
+    tiles: tuple[str, ...]
+    rules: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What a study of it is called."""
+        return f"Grid: {', '.join(self.formats)} × {', '.join(self.tiles)} × {', '.join(self.rules)}"
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Plain JSON values.
+
+        >>> RecipeGrid.from_json(RecipeGrid(("int8",), ("row",), ("float32",)).to_json()).formats
+        ('int8',)
+        """
+        return {name: list(names) for name, names in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Sequence[str]]) -> "RecipeGrid":
+        """A grid from its JSON form."""
+        return cls(tuple(values["formats"]), tuple(values["tiles"]), tuple(values["rules"]))
+
+    @property
+    def question(self) -> "Question":
+        """The grid as a question; raises InvalidChoice where a part has no such name, or for no recipe or too many."""
+        for what, names, there in (
+            ("format", self.formats, FORMATS), ("tile", self.tiles, TILES), ("scale rule", self.rules, RULES),
+        ):  # fmt: skip
+            if strange := sorted(set(names) - set(there)):
+                raise InvalidChoice(f"“{strange[0]}” is not a {what}: choose among {', '.join(there)}.")
+        recipes = tuple(recipe.text for recipe in self.cells().recipes)
+        if not recipes:
+            raise InvalidChoice("The grid has no recipe: choose at least one format, one tile and one scale rule.")
+        if len(recipes) > MOST_RUNS:
+            raise InvalidChoice(f"The grid has {len(recipes)} recipes: {MOST_RUNS} at most are queued at once.")
+        return Question(GRID, self.title, "", ("BF16", *recipes), grid=self)
+
+    def cells(self) -> "Cells":
+        """The recipes, in order, and a sentence for each combination that is left out."""
+        recipes, left_out = [], []
+        for name in self.formats:
+            for tile, rule in ((TILES[t], RULES[r]) for t in self.tiles for r in self.rules):
+                if why := _refused(tile, rule):
+                    left_out.append(f"{name}/{tile.name}/{rule.name}: {why}")
+                else:
+                    shared = GROUP_1X128 if tile == BLOCK_128X128 else tile
+                    weights, activations = (Cast(FORMATS[name], own, rule) for own in (tile, shared))
+                    recipes.append(Recipe(weights=weights, activations=activations))
+        return Cells(tuple(dict.fromkeys(recipes)), tuple(left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A grid's recipes, and why some combinations are none."""
+
+    recipes: tuple[Recipe, ...]
+    left_out: tuple[str, ...]
+
+
+def _refused(tile: Tile, rule: ScaleRule) -> str:
+    """Why a combination says nothing of its own; empty where it does."""
+    if not rule.stored and tile != TENSOR:
+        return f"{rule.name} stores no scale, so tiles change nothing; tensor stands for all."
+    if rule.outer and tile == TENSOR:
+        return f"{rule.name} has a scale a tile under one for the tensor, so its tiles must be smaller than the tensor."
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked, the recipes that answer it, how they are measured, and which numbers to look at."""
@@ -41,6 +116,7 @@ class Question:
     beside: tuple[str, ...] = (*LOSSES, "needle", "bits_per_weight")  # metrics shown too
     extras: tuple[Extra, ...] = ()
     cost: str = "Each run takes as long as a usual one."
+    grid: RecipeGrid | None = None  # whose recipes these are; None for one of QUESTIONS
 
     def requests(self, base: Request) -> list[Request]:
         """One request a recipe, in canonical form; model, corpus, backend, device and seed are those of `base`, and its
@@ -143,84 +219,17 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Every combination of some formats, tiles and scale rules, weights and activations alike."""
+def question_of(name: str | None, grid: Mapping[str, Sequence[str]] | None) -> Question | None:
+    """The question that a study asks, by what is stored of it; None for a study of somebody's own.
 
-    formats: tuple[str, ...]
-    tiles: tuple[str, ...]
-    rules: tuple[str, ...]
+    None, too, where another version of fp8dash knows the question, or a part of the grid, and this one does not.
 
-    @property
-    def text(self) -> str:
-        """The study's name, which reads back.
-
-        >>> grid_of(Grid(("e4m3fn", "int8"), ("row",), ("float32",)).text).formats
-        ('e4m3fn', 'int8')
-        """
-        return f"Grid: {', '.join(self.formats)} × {', '.join(self.tiles)} × {', '.join(self.rules)}"
-
-    @property
-    def question(self) -> Question:
-        """The grid as a question; raises InvalidChoice where it has no recipe or too many."""
-        recipes = tuple(recipe.text for recipe in self.cells().recipes)
-        if not recipes:
-            raise InvalidChoice("The grid has no recipe: choose at least one format, one tile and one scale rule.")
-        if len(recipes) > MOST_RUNS:
-            raise InvalidChoice(f"The grid has {len(recipes)} recipes: {MOST_RUNS} at most are queued at once.")
-        return Question("grid", self.text, "", ("BF16", *recipes))
-
-    def cells(self) -> "Cells":
-        """The recipes, in order, and a sentence for each combination that is left out."""
-        recipes, left_out = [], []
-        for name in self.formats:
-            for tile, rule in ((TILES[t], RULES[r]) for t in self.tiles for r in self.rules):
-                if why := _refused(tile, rule):
-                    left_out.append(f"{name}/{tile.name}/{rule.name}: {why}")
-                else:
-                    shared = GROUP_1X128 if tile == BLOCK_128X128 else tile
-                    weights, activations = (Cast(FORMATS[name], own, rule) for own in (tile, shared))
-                    recipes.append(Recipe(weights=weights, activations=activations))
-        return Cells(tuple(dict.fromkeys(recipes)), tuple(left_out))
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A grid's recipes, and why some combinations are none."""
-
-    recipes: tuple[Recipe, ...]
-    left_out: tuple[str, ...]
-
-
-def _refused(tile: Tile, rule: ScaleRule) -> str:
-    """Why a combination says nothing of its own; empty where it does."""
-    if not rule.stored and tile != TENSOR:
-        return f"{rule.name} stores no scale, so tiles change nothing; tensor stands for all."
-    if rule.outer and tile == TENSOR:
-        return f"{rule.name} has a scale a tile under one for the tensor, so its tiles must be smaller than the tensor."
-    return ""
-
-
-def grid_of(text: str) -> Grid | None:
-    """The grid of its text; None for what is none."""
-    found = re.fullmatch(r"Grid: ([\w, ]+) × ([\w, ]+) × ([\w, ]+)", text)
-    if not found:
-        return None
-    grid = Grid(*(tuple(part.split(", ")) for part in found.groups()))
-    known = (set(grid.formats) <= set(FORMATS), set(grid.tiles) <= set(TILES), set(grid.rules) <= set(RULES))
-    return grid if all(known) else None
-
-
-def question_of(study: str) -> Question | None:
-    """The question that a study's name asks; None for a study of somebody's own.
-
-    >>> question_of("E4M3 or E5M2?").name, question_of("Down projections kept")
-    ('e4m3-e5m2', None)
+    >>> question_of("e4m3-e5m2", None).question, question_of(None, None), question_of("of-2031", None)
+    ('E4M3 or E5M2?', None, None)
     """
-    named = next((question for question in QUESTIONS.values() if question.question == study), None)
-    if named is None and (grid := grid_of(study)):
-        try:
-            return grid.question
-        except InvalidChoice:
-            return None
-    return named
+    if grid is None:
+        return QUESTIONS.get(name or "")
+    try:
+        return RecipeGrid.from_json(grid).question
+    except (InvalidChoice, KeyError, TypeError):
+        return None

@@ -11,11 +11,9 @@ from db.store import Store
 from fp8dash.choose.presets import preset_of, recipe_from
 from fp8dash.choose.records import Measurement, Sensitivity, Window
 from fp8dash.choose.request import Request
-from fp8dash.choose.studies import Question, question_of
+from fp8dash.choose.studies import Question
 from fp8dash.report import comparison
 from fp8dash.report.comparison import Standing
-
-LOOKED_AT = 200  # newest runs of a model, among which the last one of a corpus is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +23,9 @@ class Content:
     model: str = ""
     corpus: str = ""
 
-    def is_other(self, known: "Content") -> bool:
+    def is_other(self, content: "Content") -> bool:
         """True where both are known in some part, and differ in it."""
-        pairs = ((self.model, known.model), (self.corpus, known.corpus))
+        pairs = ((self.model, content.model), (self.corpus, content.corpus))
         return any(mine and theirs and mine != theirs for mine, theirs in pairs)
 
 
@@ -35,7 +33,7 @@ class Content:
 class StudyPlan:
     """A question's requests: those that finished or active runs answer already, and those to queue."""
 
-    known: tuple[Run, ...]
+    answered: tuple[Run, ...]
     missing: tuple[Request, ...]
     stale: tuple[Run, ...] = ()  # runs of some of the missing, which measured other weights or another text
 
@@ -70,34 +68,24 @@ class Evidence:
 def plan(store: Store, requests: Sequence[Request], present: Content = Content()) -> StudyPlan:
     """What is there of these requests, so that nothing is measured twice, and nothing taken for what it is not.
 
-    `present` is what lies at the paths now, as far as the caller knows; else it is what the newest run of them
-    measured. Runs of other contents are measured again.
+    `present` is what lies at the paths now, where the caller has read it; the store knows what runs found there. Runs
+    of other contents are measured again.
     """
-    runs = [(request, store.last_like(request)) for request in requests]
-    places = {(request.model, request.corpus) for request in requests}
-    newest = {place: _measured_last(store, *place) for place in places}
-    known, missing, stale = list[Run](), list[Request](), list[Run]()
-    for request, run in runs:
-        last = newest[request.model, request.corpus]
-        now = Content(present.model or last.model, present.corpus or last.corpus)
-        if run is None or content_of(run).is_other(now):
-            missing.append(request)
-            stale += [run] if run else []
-        else:
-            known.append(run)
-    return StudyPlan(tuple(known), tuple(missing), tuple(stale))
+    answered, missing, stale = list[Run](), list[Request](), list[Run]()
+    for request in requests:
+        run = store.last_like(request)
+        if run and not content_of(run).is_other(present):
+            answered.append(run)
+            continue
+        missing.append(request)
+        outdated = store.newest_like(request)
+        stale += [outdated] if outdated else []
+    return StudyPlan(tuple(answered), tuple(missing), tuple(stale))
 
 
 def content_of(run: Run) -> Content:
     """What a run measured, as far as it got."""
     return Content(run.model_hash or "", run.corpus_hash or "")
-
-
-def _measured_last(store: Store, model: str, corpus: str) -> Content:
-    """What the run that finished last measured at these paths; unknown where none did."""
-    runs = [run for run in store.runs(states=(FINISHED,), model=model, limit=LOOKED_AT) if run.corpus == corpus]
-    last = max(runs, key=lambda run: run.finished_at or run.created_at, default=None)
-    return content_of(last) if last else Content()
 
 
 def of_study(store: Store, study_id: str) -> Evidence:
@@ -106,13 +94,13 @@ def of_study(store: Store, study_id: str) -> Evidence:
     Raises StoreError where there is no such study.
     """
     own = store.study_runs(study_id)
-    title = store.studies(ids=[study_id])[0].name
-    question = question_of(title)
+    (study,) = store.studies(ids=[study_id])
+    question = study.question
     if question is None or not own:
-        return of_runs(store, Question("own", title, "", ()), [run.id for run in own])
+        return of_runs(store, Question("own", study.name, "", ()), [run.id for run in own])
     measured = {run.recipe for run in own}
     others = [request for request in question.requests(own[0].request) if request.recipe not in measured]
-    reused = [run.id for run in plan(store, others).known]
+    reused = [run.id for run in plan(store, others).answered]
     return of_runs(store, question, [run.id for run in own] + reused, reused=reused)
 
 

@@ -18,6 +18,7 @@ import pytest
 from db.board import Choice
 from db.store import Store
 from fp8dash.choose.request import Request
+from fp8dash.choose.studies import QUESTIONS, RecipeGrid
 from fp8dash.report.decoding import decodings
 
 DATA = Path(__file__).parent.parent / "data"
@@ -125,3 +126,18 @@ def test_devices_have_their_kind(store):
     assert kinds == {cpu, made_up, ("NVIDIA H200", "cuda"), (None, None)}
     assert {(worker.device, worker.device_kind) for worker in store.workers()} == kinds - {cpu}
     assert {(row.device, row.device_kind) for row in store.standings(Choice())} == kinds
+
+
+def test_a_study_asks_what_its_name_was_read_for(store):
+    asked = {study.name: study.question for study in store.studies() if study.question}
+    grid = RecipeGrid(("e4m3fn", "int8"), ("row",), ("float32",))
+    assert asked == {grid.title: grid.question, "E4M3 or E5M2?": QUESTIONS["e4m3-e5m2"]}
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_every_question_of_that_version_is_found_by_the_name_its_studies_had(question, file):
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE study SET name = ? WHERE id = 'bfcda492a5d4'", (question.question,))
+    opened = Store(f"sqlite:///{file}")
+    assert opened.studies(ids=["bfcda492a5d4"])[0].question == question
+    opened.close()

@@ -13,7 +13,7 @@ from db.store import Store
 from db.tables import RunTable
 from fp8dash.choose.records import Sensitivity
 from fp8dash.choose.request import Request
-from fp8dash.choose.studies import QUESTIONS, Question
+from fp8dash.choose.studies import QUESTIONS, Question, RecipeGrid
 from fp8dash.errors import StoreError
 from fp8dash.report import comparison
 from fp8dash.report.study import written
@@ -112,13 +112,24 @@ def test_a_study_takes_in_identical_runs_of_other_studies_and_nothing_else(store
     question = QUESTIONS["mx-rules"]
     base = Request.of(backend="emulated")
     found = plan(store, question.requests(base))
-    assert {r.id for r in found.known} == {ids["BF16"], ids["MXFP8"]} and len(found.missing) == 5
-    new = store.add_runs(found.missing, owner="me", study=question.question)
+    assert {r.id for r in found.answered} == {ids["BF16"], ids["MXFP8"]} and len(found.missing) == 5
+    new = store.add_runs(found.missing, owner="me", study="As I call it", question=question)
     told = of_study(store, store.run(new[0]).study_id)
     assert told.reused == {ids["BF16"], ids["MXFP8"]} and not told.missing
     assert {row.run for row in told.rows} == {*new, ids["BF16"], ids["MXFP8"]}
     assert plan(store, question.requests(base)).missing == ()
-    assert len(plan(store, question.requests(Request.of(backend="auto"))).known) == 0
+    assert len(plan(store, question.requests(Request.of(backend="auto"))).answered) == 0
+
+
+@pytest.mark.parametrize(
+    "question", [QUESTIONS["mx-rules"], RecipeGrid(("int8",), ("row", "tensor"), ("float32",)).question]
+)
+def test_a_study_asks_what_it_was_queued_with_whatever_it_is_called(store, question):
+    requests = question.requests(Request.of(backend="emulated"))
+    typed = store.add_runs(requests[:2], owner="me", study="Mine", question=question)
+    other = store.add_runs([Request(recipe="w=e5m2/row")], owner="me", study="E4M3 or E5M2?")  # somebody's own
+    assert of_study(store, store.run(typed[0]).study_id).question == question
+    assert of_study(store, store.run(other[0]).study_id).question.name == "own"
 
 
 def test_the_seeded_study_is_answered(store):
@@ -157,9 +168,9 @@ def test_runs_of_changed_contents_are_not_there_already(store):
         change = {"state": "finished", "finished_at": datetime.now(UTC), "request_key": None, **own}
         with store.session() as session:
             session.execute(update(RunTable).where(RunTable.id == run_id).values(**change))
-    assert len(plan(store, asked).known) == len(asked)
+    assert len(plan(store, asked).answered) == len(asked)
     now = plan(store, asked, Content(model="other"))
-    assert not now.known and len(now.missing) == len(now.stale) == len(asked)
+    assert not now.answered and len(now.missing) == len(now.stale) == len(asked)
     finished(store, "MXFP8", model_hash="other")  # measured since: the web process learns of the change by it
     assert len(plan(store, asked).stale) == len(asked)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fp8dash.choose.studies import QUESTIONS, Grid
+from fp8dash.choose.studies import QUESTIONS, RecipeGrid
 from fp8dash.ui.words import plain
 from tests.ui.drawn import opened, page_text, queued, table_with
 
@@ -56,7 +56,17 @@ def test_a_grid_is_queued_without_what_says_nothing(store):
     assert [run.recipe for run in queued(store)] == [
         "bf16", "w=e4m3fn/tensor a=e4m3fn/tensor", "w=e4m3fn/row a=e4m3fn/row", "w=e4m3fn/row/nvfp4 a=e4m3fn/row/nvfp4",
     ]  # fmt: skip
-    assert queued(store)[0].study == Grid(("e4m3fn",), ("tensor", "row"), ("float32", "nvfp4")).text
+    assert queued(store)[0].study == RecipeGrid(("e4m3fn",), ("tensor", "row"), ("float32", "nvfp4")).title
+
+
+def test_a_grid_that_is_measured_already_opens_by_its_parts_in_the_address(ids, store):
+    app = opened("studies", owner="ada", grid_formats="e4m3fn", grid_tiles=["128x128"])
+    before = len(queued(store))
+    app.button("studies_ask_grid").click().run()
+    assert len(queued(store)) == before and app.query_params["question"] in ("grid", ["grid"])
+    assert plain("FP8_BLOCK costs KLD") in app.title[0].value
+    strange = opened("studies", question="grid", formats="bogus", tiles="row", rules="float32", runs="x")
+    assert "“bogus” is not a format" in page_text(strange)
 
 
 def test_what_is_asked_of_which_model_is_in_the_address(store):

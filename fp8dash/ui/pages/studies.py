@@ -11,7 +11,7 @@ from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.request import Request, usual_request
 from fp8dash.choose.scaling import RULES, TILES
-from fp8dash.choose.studies import QUESTIONS, Grid, Question, question_of
+from fp8dash.choose.studies import GRID, QUESTIONS, Question, RecipeGrid
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.report import study as study_report
 from fp8dash.report import study_evidence, study_files
@@ -28,6 +28,7 @@ ACROSS = 3  # cards in a row
 PAGE = 20  # studies
 MOST_COMPARED = 6
 LINKED = "question"  # and `runs`: an answer that needed no study of its own
+GRID_LINK = ("formats", "tiles", "rules")  # the parts of a grid that is the question, joined by commas
 
 
 def page(frame: Frame) -> None:
@@ -45,10 +46,15 @@ def page(frame: Frame) -> None:
 
 def _asked(name: str) -> Question | None:
     """The question of a link."""
-    question = QUESTIONS.get(name) or question_of(name)
-    if name and question is None:
+    if name == GRID:
+        try:
+            return RecipeGrid(*(tuple(linked.ids(part)) for part in GRID_LINK)).question
+        except InvalidChoice as error:
+            linked.leave_out(LINKED, name, f"asks nothing: {error}")
+            return None
+    if name and name not in QUESTIONS:
         linked.leave_out(LINKED, name, f"is not a question: choose one of {', '.join(QUESTIONS)}")
-    return question
+    return QUESTIONS.get(name)
 
 
 def _index(frame: Frame) -> None:
@@ -127,10 +133,10 @@ def _queue(frame: Frame, question: Question, base: Request, owner: str, pace: Pa
 
 
 def _costs(question: Question, plan: StudyPlan, pace: Pace) -> str:
-    count = len(plan.missing) + len(plan.known)
-    have = sum(run.state == FINISHED for run in plan.known)
+    count = len(plan.missing) + len(plan.answered)
+    have = sum(run.state == FINISHED for run in plan.answered)
     already = [f"{have} measured already"] if have else []
-    already += [f"{len(plan.known) - have} queued already"] if len(plan.known) > have else []
+    already += [f"{len(plan.answered) - have} queued already"] if len(plan.answered) > have else []
     sentence = f"{many(count, 'run')}{', ' if already else ''}{listed(already)}."
     if not plan.missing:
         return sentence
@@ -142,11 +148,12 @@ def _costs(question: Question, plan: StudyPlan, pace: Pace) -> str:
 def _ask(frame: Frame, question: Question, plan: StudyPlan, owner: str) -> None:
     """Queue what is missing as one study; open its answer."""
     if not plan.missing:
-        name = question.name if question.name in QUESTIONS else question.question
-        frame.go("studies", **{LINKED: name, "runs": ",".join(run.id for run in plan.known)})
+        parts = question.grid.to_json() if question.grid else {}
+        link = {LINKED: question.name, "runs": ",".join(run.id for run in plan.answered)}
+        frame.go("studies", **link, **{part: ",".join(parts[part]) for part in GRID_LINK if part in parts})
         return
     try:
-        ids = frame.queue.submit(plan.missing, owner=owner, study=question.question)
+        ids = frame.queue.submit(plan.missing, owner=owner, study=question.question, question=question)
         study = frame.store.run(ids[0]).study_id
     except Fp8dashError as error:
         say_error(error)
@@ -167,7 +174,7 @@ def _grid(frame: Frame, base: Request, owner: str, pace: Pace) -> None:
                     ("Scale rules", "rules", RULES, ["float32"]),
                 )
             )
-        grid = Grid(formats, tiles, rules)
+        grid = RecipeGrid(formats, tiles, rules)
         for sentence in grid.cells().left_out:
             st.caption(f"Left out: {plain(sentence)}")
         try:
