@@ -51,13 +51,13 @@ def stand(session: Session, run_id: str) -> None:
         row = first_standing(run, study)
         session.add(row)
     measured = select(MeasurementTable).where(MeasurementTable.run_id == run_id, MeasurementTable.label == "")
-    found = {m.name: m for m in session.scalars(measured)}
-    values = {name: _stored(found[name]) for name in COPIED if name in found}
+    rows = {m.name: m for m in session.scalars(measured)}
+    values = {name: _stored(rows[name]) for name in COPIED if name in rows}
     if "kld" in values and "kld_low" not in values:
         klds = session.scalars(select(WindowTable.kld).where(WindowTable.run_id == run_id).order_by(WindowTable.index))
         values |= kld_bounds(klds.all())
-    method = found["kld"].method if "kld" in found else ""
-    read = int(found["scored_windows"].value or 0) if "scored_windows" in found else None  # fewer where a run stopped
+    method = rows["kld"].method if "kld" in rows else ""
+    read = int(rows["scored_windows"].value or 0) if "scored_windows" in rows else None  # fewer where a run stopped
     changed = {
         "backend": run.backend,
         "device": run.device,
@@ -126,10 +126,10 @@ def newest_by_recipe(session: Session, groups: Sequence[str]) -> list[Standing]:
     same = [newest.c[column.key] == column for column in (*kind, s.finished_at)]
     query = select(*_ROW).select_from(s).join(RunTable, RunTable.id == s.run_id).join(newest, and_(*same))
     query = query.order_by(s.kld.nulls_last(), s.created_at)
-    found: dict[tuple[str, str | None, str], Standing] = {}
+    by_recipe: dict[tuple[str, str | None, str], Standing] = {}
     for row in session.execute(query):
-        found.setdefault((row.group_key, row.backend, row.recipe), _standing(row))
-    return list(found.values())
+        by_recipe.setdefault((row.group_key, row.backend, row.recipe), _standing(row))
+    return list(by_recipe.values())
 
 
 def groups(session: Session) -> list[Group]:
@@ -138,13 +138,13 @@ def groups(session: Session) -> list[Group]:
     kind = (s.group_key, s.backend)
     sizes = select(*kind, func.count().label("size"), func.max(s.finished_at).label("newest"))
     sizes = sizes.where(s.finished_at.is_not(None)).group_by(*kind)
-    found = sizes.subquery("sizes")
-    example = select(one.run_id).where(one.group_key == found.c.group_key, one.backend == found.c.backend).limit(1)
-    query = select(found.c.size, found.c.newest, s, RunTable.model_hash, RunTable.corpus_hash)
+    group = sizes.subquery("sizes")
+    example = select(one.run_id).where(one.group_key == group.c.group_key, one.backend == group.c.backend).limit(1)
+    query = select(group.c.size, group.c.newest, s, RunTable.model_hash, RunTable.corpus_hash)
     query = (
-        query.select_from(found).join(s, s.run_id == example.scalar_subquery()).join(RunTable, RunTable.id == s.run_id)
+        query.select_from(group).join(s, s.run_id == example.scalar_subquery()).join(RunTable, RunTable.id == s.run_id)
     )
-    query = query.order_by(found.c.size.desc(), found.c.newest.desc())
+    query = query.order_by(group.c.size.desc(), group.c.newest.desc())
     return [
         Group(
             row.group_key, row.backend or "", size, _iso(newest), row.model, row.corpus, row.windows,
@@ -158,12 +158,12 @@ def facets(session: Session, groups: Sequence[str], *, studies: int) -> Facets:
     """What the rows of some groups can be narrowed by; of studies, only the newest ones."""
     s = StandingTable
     kind = (s.owner, s.formats, s.tiles)
-    found = session.execute(select(*kind).where(s.group_key.in_(groups)).group_by(*kind)).all()
+    kinds = session.execute(select(*kind).where(s.group_key.in_(groups)).group_by(*kind)).all()
     named = select(StudyTable.name).order_by(StudyTable.created_at.desc()).limit(studies)
     return Facets(
-        tuple(sorted({name for row in found for name in row.formats.split()})),
-        tuple(sorted({name for row in found for name in row.tiles.split()})),
-        tuple(sorted({row.owner for row in found})),
+        tuple(sorted({name for row in kinds for name in row.formats.split()})),
+        tuple(sorted({name for row in kinds for name in row.tiles.split()})),
+        tuple(sorted({row.owner for row in kinds})),
         tuple(dict.fromkeys(session.scalars(named))),
     )
 
@@ -176,14 +176,14 @@ def front(session: Session, choice: Choice, x: str, better: str) -> list[Standin
     column = getattr(StandingTable, x)
     value = -column if better == "lower" else column
     before = func.max(value).over(order_by=(_divergence(), value.desc()), rows=(None, -1))
-    known = (StandingTable.kld <= LARGEST, StandingTable.backend != BASELINE_BACKEND, column.is_not(None))
+    rankable = (StandingTable.kld <= LARGEST, StandingTable.backend != BASELINE_BACKEND, column.is_not(None))
     judged = select(StandingTable.run_id, value.label("value"), before.label("before"))
-    judged = judged.where(*_where(choice), *known)
+    judged = judged.where(*_where(choice), *rankable)
     inner = judged.subquery("judged")
     best = select(inner.c.run_id).where(or_(inner.c.before.is_(None), inner.c.value > inner.c.before))
-    found = select(*_ROW).select_from(StandingTable).join(RunTable, RunTable.id == StandingTable.run_id)
-    found = found.where(StandingTable.run_id.in_(best)).order_by(StandingTable.kld)
-    return [_standing(row) for row in session.execute(found)]
+    query = select(*_ROW).select_from(StandingTable).join(RunTable, RunTable.id == StandingTable.run_id)
+    query = query.where(StandingTable.run_id.in_(best)).order_by(StandingTable.kld)
+    return [_standing(row) for row in session.execute(query)]
 
 
 def _divergence() -> ColumnElement[float]:
@@ -220,19 +220,19 @@ def _where(choice: Choice) -> list[ColumnElement[bool]]:
         "groups": s.group_key, "backends": s.backend, "models": s.model, "devices": s.device, "owners": s.owner,
         "studies": s.study, "pins": s.pinned,
     }  # fmt: skip
-    found: list[ColumnElement[bool]]
-    found = [column.in_(wanted) for name, column in columns.items() if (wanted := getattr(choice, name))]
+    conditions: list[ColumnElement[bool]]
+    conditions = [column.in_(wanted) for name, column in columns.items() if (wanted := getattr(choice, name))]
     for text, names in ((s.formats, choice.formats), (s.tiles, choice.tiles)):
         if names:
-            found.append(or_(*(text.contains(f" {name} ", autoescape=True) for name in names)))
-    found += [s.words.contains(word, autoescape=True) for word in choice.search.lower().split()]
+            conditions.append(or_(*(text.contains(f" {name} ", autoescape=True) for name in names)))
+    conditions += [s.words.contains(word, autoescape=True) for word in choice.search.lower().split()]
     if choice.ids is not None:
-        found.append(s.run_id.in_(choice.ids))
+        conditions.append(s.run_id.in_(choice.ids))
     if choice.states == ("finished",):
-        found.append(s.finished_at.is_not(None))
+        conditions.append(s.finished_at.is_not(None))
     elif choice.states:
-        found.append(s.run_id.in_(select(RunTable.id).where(RunTable.state.in_(choice.states))))
-    return found
+        conditions.append(s.run_id.in_(select(RunTable.id).where(RunTable.state.in_(choice.states))))
+    return conditions
 
 
 def _order(choice: Choice) -> tuple[Any, ...]:

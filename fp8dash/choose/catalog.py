@@ -172,8 +172,8 @@ def architecture_of(model: str) -> Architecture | None:
     """What is planned with of a catalogue model or a known Hub id; None for any other, and no folder is read."""
     if model in MODELS:
         return MODELS[model].architecture
-    known = next((name for name, (_, hub) in CONFIGS.items() if model == hub), None)
-    return KNOWN[known] if known else None
+    name = next((key for key, (_, hub) in CONFIGS.items() if model == hub), None)
+    return KNOWN[name] if name else None
 
 
 def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:

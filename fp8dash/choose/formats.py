@@ -176,8 +176,8 @@ def values(fmt: Format) -> list[float]:
     >>> values(E2M1)[7:]
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     """
-    found = {fmt.decode(code) for code in range(1 << fmt.bits)}
-    return sorted(value + 0.0 for value in found if math.isfinite(value) and abs(value) <= fmt.max)
+    decoded = {fmt.decode(code) for code in range(1 << fmt.bits)}
+    return sorted(value + 0.0 for value in decoded if math.isfinite(value) and abs(value) <= fmt.max)
 
 
 def neighbours(fmt: Format, x: float) -> tuple[float, float]:
@@ -186,10 +186,10 @@ def neighbours(fmt: Format, x: float) -> tuple[float, float]:
     >>> neighbours(E4M3FN, 0.1), neighbours(E2M1, 100.0)
     ((0.09375, 0.1015625), (6.0, 6.0))
     """
-    known = values(fmt)
-    above = min(bisect_left(known, x), len(known) - 1)
-    below = above if known[above] <= x else max(above - 1, 0)
-    return known[below], known[above]
+    decoded = values(fmt)
+    above = min(bisect_left(decoded, x), len(decoded) - 1)
+    below = above if decoded[above] <= x else max(above - 1, 0)
+    return decoded[below], decoded[above]
 
 
 def midpoints(fmt: Format) -> list[float]:
@@ -198,5 +198,5 @@ def midpoints(fmt: Format) -> list[float]:
     >>> midpoints(E2M1)[-3:]
     [2.5, 3.5, 5.0]
     """
-    known = values(fmt)
-    return [(a + b) / 2 for a, b in zip(known, known[1:], strict=False)]
+    decoded = values(fmt)
+    return [(a + b) / 2 for a, b in zip(decoded, decoded[1:], strict=False)]

@@ -124,10 +124,10 @@ def _neighbours(weights: Cast, activations: Cast) -> Iterator[tuple[Cast, Cast]]
                 )
 
 
-def _distance(asked: tuple[Cast, Cast], found: tuple[Cast, Cast]) -> int:
+def _distance(asked: tuple[Cast, Cast], offered: tuple[Cast, Cast]) -> int:
     """How unlike two pairs of casts are. What is unlike in rules alone is nearest, in formats farthest."""
     steps = 0
-    for old, new in zip(asked, found, strict=True):
+    for old, new in zip(asked, offered, strict=True):
         steps += 20 * (old.format != new.format)
         if old.tile != new.tile:
             steps += 3 if (old.tile in COARSE) == (new.tile in COARSE) else 12

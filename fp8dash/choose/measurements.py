@@ -148,10 +148,10 @@ def gradient_name(what: str, fmt: str = "") -> str:
 
 
 def _gradients() -> Iterator[Metric]:
-    for what, title, unit, better, told in _OF_EACH_FORMAT:
+    for what, title, unit, better, explained in _OF_EACH_FORMAT:
         for fmt in GRADIENT_FORMATS:
             shown = f"Gradient: {title} in {fmt.removesuffix('fn').upper()}"
-            yield Metric(gradient_name(what, fmt), shown, unit, better, "gradients", told)
+            yield Metric(gradient_name(what, fmt), shown, unit, better, "gradients", explained)
     for what, title in (("amax", "largest"), ("rms", "RMS")):
         help_ = "Of the gradient of a window's mean loss by a Linear's output."
         yield Metric(gradient_name(what), f"Gradient: {title}", "nats", NEITHER, "gradients", help_)

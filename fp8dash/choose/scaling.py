@@ -178,10 +178,10 @@ def tile_of(name: str) -> Tile | None:
     name = ALIASES.get(name, name)
     if name in TILES:
         return TILES[name]
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", name)
-    if not found or max(int(found[1]), int(found[2])) > LARGEST_TILE:
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", name)
+    if not match or max(int(match[1]), int(match[2])) > LARGEST_TILE:
         return None
-    return Tile(name, int(found[1]), int(found[2]))
+    return Tile(name, int(match[1]), int(match[2]))
 
 
 def when_of(text: str) -> When | None:
@@ -195,12 +195,12 @@ def when_of(text: str) -> When | None:
     name, _, rest = text.partition(":")
     if name == "static":
         return When("static", rest) if rest in ("amax", "mse") or _is_percentile(rest) else None
-    found = re.fullmatch(r"delayed:([1-9]\d{0,4})(?::(max|recent)(?::(\d{1,2}))?)?", text)
-    if not found:
+    match = re.fullmatch(r"delayed:([1-9]\d{0,4})(?::(max|recent)(?::(\d{1,2}))?)?", text)
+    if not match:
         return None
-    history, margin = int(found[1]), int(found[3] or 0)
+    history, margin = int(match[1]), int(match[3] or 0)
     fits = history <= LONGEST_HISTORY and margin <= LARGEST_MARGIN
-    return When("delayed", found[2] or "max", history, margin) if fits else None
+    return When("delayed", match[2] or "max", history, margin) if fits else None
 
 
 def _is_percentile(text: str) -> bool:

@@ -149,8 +149,8 @@ def nearest(x: float, fmt: Format) -> Nearest:
     ('0x1D', 0.1015625, 0.0156, '0x7C')
     """
     if not math.isfinite(x):
-        found = next((c for c in special_codes(fmt) if str(c.value) == str(x)), None)
-        return Nearest(x, found, EXACT if found else NO_CODE)
+        code = next((c for c in special_codes(fmt) if str(c.value) == str(x)), None)
+        return Nearest(x, code, EXACT if code else NO_CODE)
     x = float(np.float32(x))
     value = float(on_grid(np.array(x), fmt))
     fate = EXACT if value == x else CLIPPED if abs(x) > fmt.max else FLUSHED if value == 0 else ROUNDED

@@ -162,8 +162,8 @@ def _steps(y: Doubles, fmt: Format) -> Doubles:
 
 def _exponents(y: Doubles, fmt: FloatFormat) -> Codes:
     """Binary exponents; below the normal numbers the smallest one, where codes are as far apart as in it."""
-    found = np.where(y == 0, fmt.min_exponent, np.frexp(y)[1] - 1)
-    return np.maximum(found, fmt.min_exponent).astype(np.int64)
+    exponents = np.where(y == 0, fmt.min_exponent, np.frexp(y)[1] - 1)
+    return np.maximum(exponents, fmt.min_exponent).astype(np.int64)
 
 
 def _rounded(units: Doubles, rounding: Rounding) -> Doubles:
@@ -229,8 +229,8 @@ def _tile_error(x: Floats, scales: Floats, unit: Floats, cast: Cast) -> Floats:
     factors = spread(scales, cast.tile, *x.shape)
     scaled = _scaled(x, factors, cast)
     steps = _steps(scaled.astype(np.float64), cast.format)
-    found = (np.rint(scaled / steps) * steps).astype(np.float32) * factors
-    error = np.abs((found - x) / unit) ** np.float32(ERROR_POWER)
+    decoded = (np.rint(scaled / steps) * steps).astype(np.float32) * factors
+    error = np.abs((decoded - x) / unit) ** np.float32(ERROR_POWER)
     return _reduced(error.astype(np.float32), cast.tile, np.add)
 
 

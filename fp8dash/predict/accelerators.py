@@ -38,8 +38,8 @@ class Accelerator:
         >>> ACCELERATORS["H100 SXM"].peak("fp8"), ACCELERATORS["A100 SXM"].peak("fp8")
         (1978.9, None)
         """
-        known = {BF16: self.bf16, FP8: self.fp8, INT8: self.int8, FP4: self.fp4}
-        return known[ALIKE.get(kind, kind)] if kind in self.multiplies else None
+        peaks = {BF16: self.bf16, FP8: self.fp8, INT8: self.int8, FP4: self.fp4}
+        return peaks[ALIKE.get(kind, kind)] if kind in self.multiplies else None
 
     def ridge(self, kind: str) -> float | None:
         """FLOP a byte at which memory and multiplying take equally long.

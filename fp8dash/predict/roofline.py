@@ -118,12 +118,12 @@ class Plan:
 
     def gemms(self, tokens: int, heads: int | None = None) -> tuple[Gemm, ...]:
         """The Linears' products over so many tokens, of which `heads` (all, unless told) go through the head."""
-        found = [
+        products = [
             self._gemm(linear, own, layers, tokens)
             for linear in self.model.linears
             for own, layers in _casts(linear, self.recipe).items()
         ]
-        return (*found, self._head(tokens if heads is None else heads))
+        return (*products, self._head(tokens if heads is None else heads))
 
     def turning_point(self) -> int | None:
         """The fewest tokens whose products are bound by multiplying rather than by memory; None where none is."""

@@ -9,10 +9,10 @@ from fp8dash.choose.records import NeedleCell
 from fp8dash.stats import Difference, paired_difference
 
 
-def graded_difference(ours: Sequence[NeedleCell], theirs: Sequence[NeedleCell]) -> Difference | None:
+def graded_difference(cells: Sequence[NeedleCell], theirs: Sequence[NeedleCell]) -> Difference | None:
     """The mean of our log-probability minus theirs, nats a token, over shared cells; None where none is shared."""
     base = {cell.key: cell.logprob for cell in theirs}
-    return _difference([(cell.logprob, base.get(cell.key)) for cell in ours])
+    return _difference([(cell.logprob, base.get(cell.key)) for cell in cells])
 
 
 def baseline_difference(cells: Sequence[NeedleCell]) -> Difference | None:
@@ -22,10 +22,10 @@ def baseline_difference(cells: Sequence[NeedleCell]) -> Difference | None:
 
 def mean_grade(cells: Sequence[NeedleCell]) -> float | None:
     """The mean log-probability of the values' tokens over cells, nats a token; None where nothing is graded."""
-    known = [cell.logprob for cell in cells if cell.logprob is not None]
-    return sum(known) / len(known) if known else None
+    graded = [cell.logprob for cell in cells if cell.logprob is not None]
+    return sum(graded) / len(graded) if graded else None
 
 
 def _difference(pairs: Sequence[tuple[float | None, float | None]]) -> Difference | None:
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return paired_difference([a for a, _ in known], [b for _, b in known], neighbours=0) if known else None
+    graded = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return paired_difference([a for a, _ in graded], [b for _, b in graded], neighbours=0) if graded else None

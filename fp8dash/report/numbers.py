@@ -52,7 +52,7 @@ def powers(text: str) -> str:
     >>> powers("2e-05"), powers("0.5")
     ('2×10⁻⁵', '0.5')
     """
-    return re.sub(r"e([+-]\d+)", lambda found: "×10" + str(int(found[1])).translate(RAISED), text)
+    return re.sub(r"e([+-]\d+)", lambda match: "×10" + str(int(match[1])).translate(RAISED), text)
 
 
 def signed(value: float | None) -> str:

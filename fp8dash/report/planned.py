@@ -49,24 +49,24 @@ def measured_points(store: Store, model: Architecture, hub: str, accelerator: Ac
     for run in _of_model(store, runs, model, hub):
         newest.setdefault((run.model_hash or run.model, run.recipe), run)
     kept = {run.id: run for run in newest.values()}
-    found = [
+    points = [
         Point(kept[one.run], speed, bound(one, speed, model, accelerator), one.way)
         for one in decodings(store, list(kept.values()))
         for speed in one.speeds
     ]
-    return sorted(found, key=lambda point: (point.speed.batch, -point.speed.tokens_per_s))
+    return sorted(points, key=lambda point: (point.speed.batch, -point.speed.tokens_per_s))
 
 
 def predicted_times(
     model: Architecture, recipes: Sequence[str], accelerator: Accelerator, batch: int
 ) -> dict[str, float]:
     """How many times faster than BF16 each recipe decodes, by its text: however many devices share the work."""
-    found = {}
+    speedups = {}
     base = Plan(model, Recipe(), accelerator).decode_s(batch, CONTEXT)
     for text in recipes:
         with suppress(InvalidChoice):  # written by another version
-            found[text] = base / Plan(model, parse_recipe(text), accelerator).decode_s(batch, CONTEXT)
-    return found
+            speedups[text] = base / Plan(model, parse_recipe(text), accelerator).decode_s(batch, CONTEXT)
+    return speedups
 
 
 def by_name(model: Architecture) -> bool:

@@ -53,10 +53,10 @@ def task_lines(store: Store, run_ids: Sequence[str], *, reference: int = 0) -> l
 
 
 def _by_metric(items: Sequence[TaskItem]) -> dict[tuple[str, str], list[TaskItem]]:
-    found: dict[tuple[str, str], list[TaskItem]] = {}
+    by_metric: dict[tuple[str, str], list[TaskItem]] = {}
     for item in items:
-        found.setdefault((item.task, item.metric), []).append(item)
-    return found
+        by_metric.setdefault((item.task, item.metric), []).append(item)
+    return by_metric
 
 
 def _line(
@@ -80,26 +80,26 @@ def _line(
 
 
 def _score(numbers: dict[tuple[str, str], Measurement], task: str, name: str) -> TaskScore | None:
-    found, stderr = numbers.get((task, name)), numbers.get((task, name + STDERR))
-    return TaskScore(found.value, stderr.value if stderr else None, found.method, found.note) if found else None
+    score, stderr = numbers.get((task, name)), numbers.get((task, name + STDERR))
+    return TaskScore(score.value, stderr.value if stderr else None, score.method, score.note) if score else None
 
 
-def _unlike(task: str, a: TaskScore, b: TaskScore, ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> str:
+def _unlike(task: str, a: TaskScore, b: TaskScore, items: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> str:
     """Why two runs' scores of a task are not compared, or nothing."""
     if a.method != b.method:
         return f"{task} is not compared: “{b.method}” and “{a.method}” are different methods."
-    if len(ours) != len(theirs):
-        return f"{task} is not compared: it was scored on {len(theirs):,} and on {len(ours):,} documents."
-    if not ours:
+    if len(items) != len(theirs):
+        return f"{task} is not compared: it was scored on {len(theirs):,} and on {len(items):,} documents."
+    if not items:
         return f"{task} is not compared: lm-eval keeps no score by document that this number would be the mean of."
-    if apart := sum(x.digest != y.digest for x, y in zip(ours, theirs, strict=True)):
-        return f"{task} is not compared: {apart:,} of {len(ours):,} documents, prompts or targets differ."
+    if apart := sum(x.digest != y.digest for x, y in zip(items, theirs, strict=True)):
+        return f"{task} is not compared: {apart:,} of {len(items):,} documents, prompts or targets differ."
     return ""
 
 
-def _difference(ours: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> Difference:
+def _difference(items: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> Difference:
     """Ours minus theirs: right and wrong answers with the interval of McNemar's test, all else with the bootstrap's."""
-    a, b, weights = [x.value for x in ours], [x.value for x in theirs], [x.weight for x in ours]
+    a, b, weights = [x.value for x in items], [x.value for x in theirs], [x.weight for x in items]
     if {*a, *b} <= {0.0, 1.0} and len(set(weights)) == 1:
         return hits_difference([x == 1.0 for x in a], [x == 1.0 for x in b])
     return paired_difference(a, b, weights=weights, neighbours=0)

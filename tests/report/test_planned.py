@@ -102,6 +102,6 @@ def test_casts_by_layer_are_in_the_bound(store, ids):
     assert all(wide < cast for cast, wide in zip(*bounds, strict=True))
 
 
-def test_a_note_that_does_not_tell_its_tokens_leaves_the_bound_open(store, ids):
-    change(store, MeasurementTable, MeasurementTable.name == "decode_tokens_per_s", note="by hand")
+def test_a_speed_without_its_counts_of_tokens_leaves_the_bound_open(store, ids):
+    change(store, MeasurementTable, MeasurementTable.name == "decode_tokens_per_s", prompt_tokens=None)
     assert {point.share for point in measured_points(store, SMOL, "", HERE)} == {None}
