@@ -138,13 +138,15 @@ def groups(session: Session) -> list[Group]:
     kind = (s.group_key, s.backend)
     sizes = select(*kind, func.count().label("size"), func.max(s.finished_at).label("newest"))
     sizes = sizes.where(s.finished_at.is_not(None)).group_by(*kind)
-    group = sizes.subquery("sizes")
-    example = select(one.run_id).where(one.group_key == group.c.group_key, one.backend == group.c.backend).limit(1)
-    query = select(group.c.size, group.c.newest, s, RunTable.model_hash, RunTable.corpus_hash)
+    counted = sizes.subquery("sizes")
+    example = select(one.run_id).where(one.group_key == counted.c.group_key, one.backend == counted.c.backend).limit(1)
+    query = select(counted.c.size, counted.c.newest, s, RunTable.model_hash, RunTable.corpus_hash)
     query = (
-        query.select_from(group).join(s, s.run_id == example.scalar_subquery()).join(RunTable, RunTable.id == s.run_id)
+        query.select_from(counted)
+        .join(s, s.run_id == example.scalar_subquery())
+        .join(RunTable, RunTable.id == s.run_id)
     )
-    query = query.order_by(group.c.size.desc(), group.c.newest.desc())
+    query = query.order_by(counted.c.size.desc(), counted.c.newest.desc())
     return [
         Group(
             row.group_key, row.backend or "", size, _iso(newest), row.model, row.corpus, row.windows,

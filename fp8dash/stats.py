@@ -79,10 +79,10 @@ class Difference:
 
 
 def paired_difference(
-    ours: Sequence[float], theirs: Sequence[float], *, weights: Sequence[float] | None = None, seed: int = 0,
+    values: Sequence[float], others: Sequence[float], *, weights: Sequence[float] | None = None, seed: int = 0,
     confidence: float = CONFIDENCE, neighbours: int = 1,
 ) -> Difference:  # fmt: skip
-    """The mean of ours - theirs over windows, with its interval; raises ValueError on unequal lengths.
+    """The mean of values - others over windows, with its interval; raises ValueError on unequal lengths.
 
     With weights it is the weighted mean, and a pair is resampled together with its weight. On each side the widest of
     three intervals: the studentized bootstrap, which follows a heavy tail (Efron and Tibshirani 1993, chapter 12), the
@@ -93,10 +93,10 @@ def paired_difference(
     >>> paired_difference([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])
     Difference(mean=0.0, low=0.0, high=0.0, p=1.0, windows=4, spread=0.0, confidence=0.95)
     """
-    deltas, masses = _units(ours, theirs, weights)
+    deltas, masses = _units(values, others, weights)
     power = math.frexp(float(np.abs(deltas).max()))[1]
     scaled = _interval(
-        np.ldexp(deltas, -power), masses, len(ours), confidence, neighbours, seed
+        np.ldexp(deltas, -power), masses, len(values), confidence, neighbours, seed
     )  # squares stay in range
     low, high = (None if end is None else math.ldexp(end, power) for end in (scaled.low, scaled.high))
     return replace(
@@ -124,12 +124,12 @@ def _interval(
 
 
 def _units(
-    ours: Sequence[float], theirs: Sequence[float], weights: Sequence[float] | None
+    values: Sequence[float], others: Sequence[float], weights: Sequence[float] | None
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Differences and weights of what is resampled: windows, or as many groups of neighbours as are allowed."""
-    if len(ours) != len(theirs) or not ours or (weights is not None and len(weights) != len(ours)):
-        raise ValueError(f"paired samples differ in length: {len(ours)} and {len(theirs)}")
-    deltas = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    if len(values) != len(others) or not values or (weights is not None and len(weights) != len(values)):
+        raise ValueError(f"paired samples differ in length: {len(values)} and {len(others)}")
+    deltas = np.asarray(values, np.float64) - np.asarray(others, np.float64)
     masses = np.ones_like(deltas) if weights is None else np.asarray(weights, np.float64)
     if len(deltas) <= MOST_UNITS:
         return deltas, masses
@@ -154,9 +154,9 @@ def _reach(
     shifts = pull / mass  # of the resample's mean from the mean
     errors = np.sqrt(np.maximum(pull2 - 2 * shifts * both + shifts**2 * mass2, 0.0) / (1 - 1 / n)) / mass
     errors = np.maximum(errors, LEAST_ERROR * error)
-    known = picks.min(1) < picks.max(1)  # a resample of one window over and over has no error
+    varied = picks.min(1) < picks.max(1)  # a resample of one window over and over has no error
     tail = (1 - confidence) / 2 / (1 + 30 / n**2)  # few windows seldom show a heavy tail: found by simulation
-    low, high = error * np.quantile(shifts[known] / errors[known], [tail, 1 - tail])
+    low, high = error * np.quantile(shifts[varied] / errors[varied], [tail, 1 - tail])
     least, most = np.quantile(shifts, [tail, 1 - tail])
     return max(float(high), -float(least)), max(-float(low), float(most))
 
@@ -219,12 +219,12 @@ def looks(windows: int) -> tuple[int, ...]:
     >>> looks(5), looks(8), looks(40)
     ((5,), (8,), (8, 16, 32, 40))
     """
-    found = []
+    counts = []
     at = FIRST_LOOK
     while at < windows:
-        found.append(at)
+        counts.append(at)
         at *= 2
-    return (*found, windows)
+    return (*counts, windows)
 
 
 def look_confidence(windows: int) -> float:
@@ -310,20 +310,20 @@ def t_quantile(p: float, df: int) -> float:
     return low
 
 
-def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
+def mcnemar(hits: Sequence[bool], others: Sequence[bool]) -> float:
     """Exact two-sided p that two sets of paired hits differ by chance alone.
 
     >>> mcnemar([True] * 6, [False] * 6), mcnemar([True, False], [True, False])
     (0.03125, 1.0)
     """
-    won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
-    lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
+    won = sum(a and not b for a, b in zip(hits, others, strict=True))
+    lost = sum(b and not a for a, b in zip(hits, others, strict=True))
     n = won + lost
     tail: float = sum(math.comb(n, i) for i in range(min(won, lost) + 1)) / 2**n
     return min(1.0, 2.0 * tail)
 
 
-def hits_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> Difference:
+def hits_difference(hits: Sequence[bool], others: Sequence[bool]) -> Difference:
     """The difference of two shares of paired hits: the bootstrap's interval, and all of McNemar's within it.
 
     McNemar's exact test is of the pairs that differ: the share of them that we won has Clopper and Pearson's interval,
@@ -334,15 +334,15 @@ def hits_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> Difference:
     >>> found.mean, found.low > 0, found.p < 0.05
     (0.5, True, True)
     """
-    won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
-    lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
-    n, count = won + lost, len(ours)
+    won = sum(a and not b for a, b in zip(hits, others, strict=True))
+    lost = sum(b and not a for a, b in zip(hits, others, strict=True))
+    n, count = won + lost, len(hits)
     shares = (_least_share(won, n), 1 - _least_share(lost, n)) if n else (0.5, 0.5)
     low, high = ((2 * share - 1) * n / count for share in shares)
-    found = paired_difference([float(x) for x in ours], [float(x) for x in theirs], neighbours=0)
-    if found.low is not None and found.high is not None:
-        low, high = min(low, found.low), max(high, found.high)
-    return replace(found, low=low, high=high, p=max(mcnemar(ours, theirs), found.p))
+    resampled = paired_difference([float(x) for x in hits], [float(x) for x in others], neighbours=0)
+    if resampled.low is not None and resampled.high is not None:
+        low, high = min(low, resampled.low), max(high, resampled.high)
+    return replace(resampled, low=low, high=high, p=max(mcnemar(hits, others), resampled.p))
 
 
 def _least_share(hits: int, n: int) -> float:
@@ -366,9 +366,9 @@ def _bisected(is_above: Callable[[float], bool], low: float, high: float) -> flo
     return low
 
 
-def hits_tie(ours: Sequence[bool], theirs: Sequence[bool]) -> bool:
+def hits_tie(hits: Sequence[bool], others: Sequence[bool]) -> bool:
     """True where chance alone may make two sets of paired hits differ so (McNemar, 5 %)."""
-    return mcnemar(ours, theirs) > SIGNIFICANT
+    return mcnemar(hits, others) > SIGNIFICANT
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -377,8 +377,8 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     >>> pareto_front([(0.03, 1.0), (0.02, 1.5), (0.01, 0.9), (float("nan"), 9.0)])
     [2, 1]
     """
-    known = [i for i, point in enumerate(points) if all(map(math.isfinite, point))]
-    order = sorted(known, key=lambda i: (points[i][0], -points[i][1]))
+    finite = [i for i, point in enumerate(points) if all(map(math.isfinite, point))]
+    order = sorted(finite, key=lambda i: (points[i][0], -points[i][1]))
     front: list[int] = []
     best = -math.inf
     for i in order:

@@ -178,7 +178,8 @@ def test_where_few_windows_differ_the_interval_stays_within_reach_of_the_data(n,
     ours = [level + noise * (i % 3) for i in range(n - odd)] + [level + step] * odd
     found = paired_difference(ours, theirs, neighbours=0, seed=seed)
     span = max(x - level for x in [*ours, level]) - min(x - level for x in [*ours, level])
-    assert found.mean - 5 * span <= found.low <= found.mean <= found.high <= found.mean + 5 * span
+    reach = 5 * span * (1 + 1e-9)  # an end may lie on the bound itself, and rounds
+    assert found.mean - reach <= found.low <= found.mean <= found.high <= found.mean + reach
     mirrored = paired_difference([2 * level - x for x in ours], theirs, neighbours=0, seed=seed)
     assert mirrored.low == pytest.approx(-found.high, abs=1e-6 * span + 1e-12)
 

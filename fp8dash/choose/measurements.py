@@ -1,12 +1,11 @@
 """The catalogue of measurements: every name that a run's stages give a number, with title, unit, direction and stage.
 
-A stage makes its rows with `measured`, so that unit and direction are those listed here. Only lm-eval's numbers have
-names that are not listed: a TaskNumber makes and reads those.
+A test runs every stage and holds its numbers to this list. Only lm-eval's have names that are not listed: a TaskNumber
+makes and reads those.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from fp8dash.choose.metrics import METRICS, Metric
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement
@@ -212,17 +211,6 @@ TASK_UNITS = {  # of lm-eval's metrics; its own tables say which direction is be
     "acc": "share", "acc_norm": "share", "acc_bytes": "share", "exact_match": "share", "needle": "share",
     "bits_per_byte": "bits",
 }  # fmt: skip
-
-
-def measured(name: str, value: float | None, method: str, backend: str, **more: Any) -> Measurement:
-    """A row of that name with the catalogue's unit and direction; `more` are Measurement's other fields.
-
-    >>> row = measured("model_bytes", 1e6, "v2", "arithmetic")
-    >>> row.unit, row.better
-    ('bytes', 'lower')
-    """
-    metric = MEASUREMENTS[name]
-    return Measurement(name, value, metric.stored_unit, metric.better, method, backend, **more)
 
 
 def metric_of(row: Measurement) -> Metric:

@@ -19,9 +19,9 @@ class Claim:
     """One claim, the verdict on it, what is known, and where from."""
 
     number: int
-    said: str
+    statement: str
     verdict: str
-    known: str
+    evidence: str
     source: str
     page: str = ""  # where to see it here: "formats" or "planner"
     view: str = ""  # of that page

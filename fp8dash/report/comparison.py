@@ -108,14 +108,14 @@ def _by_window(
     windows: Mapping[str, Sequence[Window]],
 ) -> Verdict:  # fmt: skip
     """The verdict of the judge of all boards."""
-    found = contest([rows[i] for i in measured], windows, metric.name)
-    lead = found.leader.run if found.leader else ""
-    outcomes = {row.run: found.outcome_of(row.run) for row in rows}
-    behind = {rival.row.run: None if rival.at_floor else rival.difference for rival in found.rivals}
+    judged = contest([rows[i] for i in measured], windows, metric.name)
+    lead = judged.leader.run if judged.leader else ""
+    outcomes = {row.run: judged.outcome_of(row.run) for row in rows}
+    behind = {rival.row.run: None if rival.at_floor else rival.difference for rival in judged.rivals}
     best = tuple(i for i in measured if rows[i].run == lead or outcomes[rows[i].run] == "tied")
     undecided = tuple(i for i in measured if outcomes[rows[i].run] == "open")
     return Verdict(
-        metric, values, best, undecided, found.more, behind=tuple(behind.get(row.run) for row in rows)
+        metric, values, best, undecided, judged.more, behind=tuple(behind.get(row.run) for row in rows)
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class BatchSpeeds:
     """One batch over several runs, by run; the fastest first among the best, more than one: tied."""
 
     batch: int
@@ -106,7 +106,7 @@ def alike(runs: Sequence[Decoding]) -> tuple[list[Decoding], list[tuple[Decoding
     return drawn, [(one, _difference(drawn[0], one)) for one in timed if one.kind != kind]
 
 
-def contests(runs: Iterable[Decoding]) -> list[Contest]:
+def contests(runs: Iterable[Decoding]) -> list[BatchSpeeds]:
     """Every batch that two or more of some comparable runs decoded, the smallest first."""
     by_batch: dict[int, dict[str, float]] = {}
     for one in runs:
@@ -115,10 +115,10 @@ def contests(runs: Iterable[Decoding]) -> list[Contest]:
     return [_contest(batch, speeds) for batch, speeds in sorted(by_batch.items()) if len(speeds) > 1]
 
 
-def _contest(batch: int, speeds: dict[str, float]) -> Contest:
+def _contest(batch: int, speeds: dict[str, float]) -> BatchSpeeds:
     ranked = sorted(speeds, key=lambda run: -speeds[run])
     top = speeds[ranked[0]]
-    return Contest(batch, speeds, tuple(run for run in ranked if top - speeds[run] <= SPEED_TIE * top))
+    return BatchSpeeds(batch, speeds, tuple(run for run in ranked if top - speeds[run] <= SPEED_TIE * top))
 
 
 def _speed(row: Measurement, values: dict[tuple[str, int | None], float | None]) -> Speed:

@@ -36,14 +36,14 @@ class Finding:
 
 def findings(rows: Sequence[Standing], extras: Extras) -> dict[int, Finding]:
     """The newest finding for each claim on which the rows bear."""
-    found: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     for peers in _peers(rows):
         where = f"{peers[0].model} on {peers[0].device or 'an unknown device'}"
         for claim, look in LOOKS.items():
-            if said := look(peers, extras):
-                text, runs = said
-                found[claim] = Finding(claim, text, tuple(row.run for row in runs), where)
-    return found
+            if sentence := look(peers, extras):
+                text, runs = sentence
+                findings[claim] = Finding(claim, text, tuple(row.run for row in runs), where)
+    return findings
 
 
 Said = tuple[str, list[Standing]] | None
@@ -57,24 +57,24 @@ def _peers(rows: Sequence[Standing]) -> Iterator[list[Standing]]:
     groups: dict[tuple[str, str], list[Standing]] = {}
     for row in kept:
         groups.setdefault((row.group, str(row.backend)), []).append(row)
-    bases = {key[0]: found for key, found in groups.items() if key[1] == BASELINE_BACKEND}
-    cast = {key[0] for key, found in groups.items() if key[1] != BASELINE_BACKEND}
-    for (group, backend), found in sorted(groups.items(), key=lambda item: item[1][-1].created):
+    bases = {key[0]: peers for key, peers in groups.items() if key[1] == BASELINE_BACKEND}
+    cast = {key[0] for key, _ in groups.items() if key[1] != BASELINE_BACKEND}
+    for (group, backend), peers in sorted(groups.items(), key=lambda item: item[1][-1].created):
         if backend != BASELINE_BACKEND:
-            yield bases.get(group, []) + found
+            yield bases.get(group, []) + peers
         elif group not in cast:
-            yield found
+            yield peers
 
 
 def _named(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
     """The newest run of each preset, or None where one is missing."""
-    found = [next((row for row in reversed(peers) if row.recipe == PRESETS[name].recipe.text), None) for name in names]
-    return [row for row in found if row] if all(found) else None
+    named = [next((row for row in reversed(peers) if row.recipe == PRESETS[name].recipe.text), None) for name in names]
+    return [row for row in named if row] if all(named) else None
 
 
 def _klds(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
-    found = _named(peers, *names)
-    return found if found and all(row.kld is not None and math.isfinite(row.kld) for row in found) else None
+    named = _named(peers, *names)
+    return named if named and all(row.kld is not None and math.isfinite(row.kld) for row in named) else None
 
 
 def _times(a: float | None, b: float | None) -> str:
@@ -86,13 +86,13 @@ def _compared(first: str, second: str) -> Callable[[Sequence[Standing], Extras],
     """The KLD of one preset against another's."""
 
     def look(peers: Sequence[Standing], _: Extras) -> Said:
-        found = _klds(peers, first, second)
-        if not found:
+        pair = _klds(peers, first, second)
+        if not pair:
             return None
-        a, b = found
+        a, b = pair
         ratio = _times(a.kld, b.kld)
         beside = f"{ratio} {second}’s {three(b.kld)}" if ratio != DASH else f"{second} {three(b.kld)}"
-        return f"{first} loses {three(a.kld)} nats (KLD), {beside}.", found
+        return f"{first} loses {three(a.kld)} nats (KLD), {beside}.", pair
 
     return look
 
@@ -101,34 +101,34 @@ def _overhead(name: str) -> Callable[[Sequence[Standing], Extras], Said]:
     """What a preset's scales add to its eight bits."""
 
     def look(peers: Sequence[Standing], _: Extras) -> Said:
-        found = _named(peers, name)
-        bits = found[0].bits_per_weight if found else None
-        if not found or not bits:
+        named = _named(peers, name)
+        bits = named[0].bits_per_weight if named else None
+        if not named or not bits:
             return None
-        return f"{name} stores {bits:#.4g} bits a cast weight: scales add {three(100 * (bits / 8 - 1))} %.", found
+        return f"{name} stores {bits:#.4g} bits a cast weight: scales add {three(100 * (bits / 8 - 1))} %.", named
 
     return look
 
 
 def _tiles(peers: Sequence[Standing], _: Extras) -> Said:
     """What one scale for all costs INT8 and E4M3."""
-    found = _klds(peers, "INT8_TENSOR", "INT8", "FP8_TENSOR", "FP8_DYNAMIC")
-    if not found:
+    four = _klds(peers, "INT8_TENSOR", "INT8", "FP8_TENSOR", "FP8_DYNAMIC")
+    if not four:
         return None
-    whole8, row8, whole, row = (r.kld for r in found)
+    whole8, row8, whole, row = (r.kld for r in four)
     return (
         f"One scale a tensor instead of one a row: {_times(whole8, row8)} the KLD of INT8, {_times(whole, row)} that "
         "of E4M3."
-    ), found
+    ), four
 
 
 def _integers(peers: Sequence[Standing], _: Extras) -> Said:
-    found = _named(peers, "INT8", "FP8_DYNAMIC")
-    if not found or any(row.weight_sqnr_db is None for row in found):
+    pair = _named(peers, "INT8", "FP8_DYNAMIC")
+    if not pair or any(row.weight_sqnr_db is None for row in pair):
         return None
-    a, b = found
+    a, b = pair
     text = f"Weights per channel: INT8 {three(a.weight_sqnr_db)} dB SQNR, E4M3 {three(b.weight_sqnr_db)} dB"
-    return text + (f"; KLD {three(a.kld)} against {three(b.kld)} nats." if None not in (a.kld, b.kld) else "."), found
+    return text + (f"; KLD {three(a.kld)} against {three(b.kld)} nats." if None not in (a.kld, b.kld) else "."), pair
 
 
 def _parsed(row: Standing) -> Recipe | None:
@@ -156,54 +156,56 @@ def _without_head(recipe: Recipe) -> Recipe:
 
 
 def _attention(peers: Sequence[Standing], _: Extras) -> Said:
-    found = [r for r in peers if (p := _parsed(r)) and p.attention and not p.casts_linears and not p.kv]
-    found = [row for row in found if row.kld is not None]
+    attention = [r for r in peers if (p := _parsed(r)) and p.attention and not p.casts_linears and not p.kv]
+    attention = [row for row in attention if row.kld is not None]
     return (
-        (f"Attention’s products alone in {found[-1].recipe}: KLD {three(found[-1].kld)} nats.", found[-1:])
-        if found
+        (f"Attention’s products alone in {attention[-1].recipe}: KLD {three(attention[-1].kld)} nats.", attention[-1:])
+        if attention
         else None
     )
 
 
 def _speed(peers: Sequence[Standing], _: Extras) -> Said:
     """The fastest native FP8 run; on a CPU FP8 is widened first, which says nothing about the claim."""
-    found = [
+    faster = [
         row for row in peers
         if row.backend == "native" and row.gemm_speedup and row.device_kind == "cuda"
         and (recipe := _parsed(row)) and recipe.weights and recipe.weights.format != INT8
     ]  # fmt: skip
-    if not found:
+    if not faster:
         return None
-    best = max(found, key=lambda row: row.gemm_speedup or 0.0)
+    best = max(faster, key=lambda row: row.gemm_speedup or 0.0)
     return f"The fastest is {best.name}: {best.gemm_speedup:.2f}× BF16 in GEMMs, casts counted, measured.", [best]
 
 
 def _perplexity(peers: Sequence[Standing], _: Extras) -> Said:
     """The span of what FP8 Linears cost."""
-    found = [
+    compared = [
         row for row in peers
         if row.ln_ppl_diff is not None and (p := _parsed(row)) and p.weights and p.activations
         and p.weights.format.name == p.activations.format.name == "e4m3fn"
     ]  # fmt: skip
-    if not found:
+    if not compared:
         return None
-    ordered = sorted(found, key=lambda row: row.ln_ppl_diff or 0.0)
+    ordered = sorted(compared, key=lambda row: row.ln_ppl_diff or 0.0)
     low, high = (signed(100 * math.expm1(row.ln_ppl_diff or 0.0)) for row in (ordered[0], ordered[-1]))
     least, most = ordered[0].name, ordered[-1].name
-    span = f"{low} % ({least})" if len(found) == 1 else f"between {low} % ({least}) and {high} % ({most})"
+    span = f"{low} % ({least})" if len(compared) == 1 else f"between {low} % ({least}) and {high} % ({most})"
     return f"E4M3 changes perplexity by {span}.", list(dict.fromkeys([ordered[0], ordered[-1]]))
 
 
 def _kv_bytes(peers: Sequence[Standing], extras: Extras) -> Said:
-    found = [row for row in peers if KV_BYTES in extras.get(row.run, {})]
-    cast = [row for row in found if (p := _parsed(row)) and p.kv and p.kv.format.bits == 8]
-    plain = [row for row in found if (p := _parsed(row)) and not p.kv]
+    kept = [row for row in peers if KV_BYTES in extras.get(row.run, {})]
+    cast = [row for row in kept if (p := _parsed(row)) and p.kv and p.kv.format.bits == 8]
+    plain = [row for row in kept if (p := _parsed(row)) and not p.kv]
     if not cast or not plain:
         return None
-    ours, theirs = (extras[rows[-1].run][KV_BYTES] for rows in (cast, plain))
-    return f"A token keeps {ours:,.0f} bytes with {cast[-1].name}, {theirs:,.0f} without: {_times(ours, theirs)}.", [
-        cast[-1]
-    ]
+    cast_bytes, plain_bytes = (extras[rows[-1].run][KV_BYTES] for rows in (cast, plain))
+    ratio = _times(cast_bytes, plain_bytes)
+    return (
+        f"A token keeps {cast_bytes:,.0f} bytes with {cast[-1].name}, {plain_bytes:,.0f} without: {ratio}.",
+        [cast[-1]],
+    )
 
 
 def _kv_needles(peers: Sequence[Standing], _: Extras) -> Said:
@@ -219,12 +221,12 @@ def _kv_needles(peers: Sequence[Standing], _: Extras) -> Said:
 
 
 def _gradients(peers: Sequence[Standing], extras: Extras) -> Said:
-    found = [row for row in peers if all(name in extras.get(row.run, {}) for name in GRADIENTS)]
-    if not found:
+    profiled = [row for row in peers if all(name in extras.get(row.run, {}) for name in GRADIENTS)]
+    if not profiled:
         return None
-    e4m3, e5m2 = (extras[found[-1].run][name] for name in GRADIENTS)
+    e4m3, e5m2 = (extras[profiled[-1].run][name] for name in GRADIENTS)
     medians = f"E4M3 {three(e4m3)} dB, E5M2 {three(e5m2)} dB, medians over layers"
-    return f"Gradients under one dynamic scale a tensor: {medians}.", found[-1:]
+    return f"Gradients under one dynamic scale a tensor: {medians}.", profiled[-1:]
 
 
 LOOKS: dict[int, Callable[[Sequence[Standing], Extras], Said]] = {  # by claim

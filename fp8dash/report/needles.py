@@ -9,9 +9,9 @@ from fp8dash.choose.records import NeedleCell
 from fp8dash.stats import Difference, paired_difference
 
 
-def graded_difference(cells: Sequence[NeedleCell], theirs: Sequence[NeedleCell]) -> Difference | None:
-    """The mean of our log-probability minus theirs, nats a token, over shared cells; None where none is shared."""
-    base = {cell.key: cell.logprob for cell in theirs}
+def graded_difference(cells: Sequence[NeedleCell], others: Sequence[NeedleCell]) -> Difference | None:
+    """Mean log-probability of `cells` minus that of `others`, nats a token, over shared cells; None without any."""
+    base = {cell.key: cell.logprob for cell in others}
     return _difference([(cell.logprob, base.get(cell.key)) for cell in cells])
 
 

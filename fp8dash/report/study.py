@@ -143,11 +143,11 @@ def _fastest(judged: Contest) -> str:
     if not rows:
         return ""
     best = max(rows, key=lambda row: row.gemm_speedup or 0.0)
-    told = f"{best.name}, {best.gemm_speedup:.2f}× BF16, measured on {best.device}."
+    measured = f"{best.name}, {best.gemm_speedup:.2f}× BF16, measured on {best.device}."
     return (
-        f"Fastest GEMMs: {told}"
+        f"Fastest GEMMs: {measured}"
         if (best.gemm_speedup or 0.0) > 1
-        else f"No GEMMs are faster than BF16’s; nearest: {told}"
+        else f"No GEMMs are faster than BF16’s; nearest: {measured}"
     )
 
 

@@ -30,37 +30,37 @@ svg path {{stroke: var(--accent); stroke-width: 1.5; fill: none;}}
 """
 
 
-def to_markdown(found: WriteUp) -> str:
+def to_markdown(study: WriteUp) -> str:
     """A document to paste into a review: nothing that was typed becomes markup."""
-    lines = [f"# {_marked(found.title)}", "", f"**{_marked(found.headline)}.**", ""]
-    lines += [_marked(found.why), ""] if found.why else []
-    lines.append("| " + " | ".join(map(_marked, found.table.titles)) + " |")
-    lines.append("|:--|" + "--:|" * (len(found.table.titles) - 1))
-    lines += ["| " + " | ".join(map(_marked, row)) + " |" for row in found.table.rows]
-    for title, sentences in (("Why", found.reasons), ("What cannot be said", found.limits)):
+    lines = [f"# {_marked(study.title)}", "", f"**{_marked(study.headline)}.**", ""]
+    lines += [_marked(study.why), ""] if study.why else []
+    lines.append("| " + " | ".join(map(_marked, study.table.titles)) + " |")
+    lines.append("|:--|" + "--:|" * (len(study.table.titles) - 1))
+    lines += ["| " + " | ".join(map(_marked, row)) + " |" for row in study.table.rows]
+    for title, sentences in (("Why", study.reasons), ("What cannot be said", study.limits)):
         if sentences:
             lines += ["", f"## {title}", "", *(f"- {_marked(sentence)}" for sentence in sentences)]
-    return "\n".join([*lines, "", _marked(found.method), ""])
+    return "\n".join([*lines, "", _marked(study.method), ""])
 
 
-def to_html(found: WriteUp) -> str:
+def to_html(study: WriteUp) -> str:
     """One page that needs nothing else: no script, no request, its figure drawn in it."""
-    head = "".join(f"<th>{_safe(title)}</th>" for title in found.table.titles)
-    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>" for row in found.table.rows)
-    said = [f"<h1>{_safe(found.headline)}</h1>", f'<p class="asked">{_safe(found.title)} {_safe(found.why)}</p>']
-    said += [_svg(found)] if found.bars else []
-    said.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    for title, sentences in (("Why", found.reasons), ("What cannot be said", found.limits)):
+    head = "".join(f"<th>{_safe(title)}</th>" for title in study.table.titles)
+    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>" for row in study.table.rows)
+    parts = [f"<h1>{_safe(study.headline)}</h1>", f'<p class="asked">{_safe(study.title)} {_safe(study.why)}</p>']
+    parts += [_svg(study)] if study.bars else []
+    parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    for title, sentences in (("Why", study.reasons), ("What cannot be said", study.limits)):
         if sentences:
             items = "".join(f"<li>{_safe(sentence)}</li>" for sentence in sentences)
-            said.append(f"<h2>{title}</h2><ul>{items}</ul>")
-    said.append(f"<footer>{_safe(found.method)}</footer>")
-    return PAGE.format(title=_safe(found.title), body="\n".join(said))
+            parts.append(f"<h2>{title}</h2><ul>{items}</ul>")
+    parts.append(f"<footer>{_safe(study.method)}</footer>")
+    return PAGE.format(title=_safe(study.title), body="\n".join(parts))
 
 
-def to_csv(found: WriteUp) -> str:
+def to_csv(study: WriteUp) -> str:
     """The runs with every number, as the leaderboard's CSV has them."""
-    return export.to_csv(found.runs)
+    return export.to_csv(study.runs)
 
 
 def _marked(text: str) -> str:
@@ -76,9 +76,9 @@ def _safe(text: str) -> str:
     return html.escape(" ".join(text.split()))
 
 
-def _svg(found: WriteUp) -> str:
+def _svg(study: WriteUp) -> str:
     """The numbers as dots on a log axis, each with its interval, its name to the left and its value to the right."""
-    bars = [bar for bar in found.bars if bar.value > 0]
+    bars = [bar for bar in study.bars if bar.value > 0]
     ends = [end for bar in bars for end in (bar.value, bar.low, bar.high) if end is not None and end > 0]
     if not ends:
         return ""
@@ -89,8 +89,8 @@ def _svg(found: WriteUp) -> str:
 
     height = 26 * len(bars) + 30
     lines = [_mark(bar, 26 * index + 13, place) for index, bar in enumerate(bars)]
-    axis = f'<text x="300" y="{height - 4}">{_safe(found.axis)}, log, lower is better</text>'
-    return f'<svg viewBox="0 0 800 {height}" role="img" aria-label="{_safe(found.axis)}">{"".join(lines)}{axis}</svg>'
+    axis = f'<text x="300" y="{height - 4}">{_safe(study.axis)}, log, lower is better</text>'
+    return f'<svg viewBox="0 0 800 {height}" role="img" aria-label="{_safe(study.axis)}">{"".join(lines)}{axis}</svg>'
 
 
 def _mark(bar: Bar, y: int, place: Callable[[float], float]) -> str:

@@ -84,22 +84,22 @@ def _score(numbers: dict[tuple[str, str], Measurement], task: str, name: str) ->
     return TaskScore(score.value, stderr.value if stderr else None, score.method, score.note) if score else None
 
 
-def _unlike(task: str, a: TaskScore, b: TaskScore, items: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> str:
+def _unlike(task: str, a: TaskScore, b: TaskScore, left: Sequence[TaskItem], right: Sequence[TaskItem]) -> str:
     """Why two runs' scores of a task are not compared, or nothing."""
     if a.method != b.method:
         return f"{task} is not compared: “{b.method}” and “{a.method}” are different methods."
-    if len(items) != len(theirs):
-        return f"{task} is not compared: it was scored on {len(theirs):,} and on {len(items):,} documents."
-    if not items:
+    if len(left) != len(right):
+        return f"{task} is not compared: it was scored on {len(right):,} and on {len(left):,} documents."
+    if not left:
         return f"{task} is not compared: lm-eval keeps no score by document that this number would be the mean of."
-    if apart := sum(x.digest != y.digest for x, y in zip(items, theirs, strict=True)):
-        return f"{task} is not compared: {apart:,} of {len(items):,} documents, prompts or targets differ."
+    if apart := sum(x.digest != y.digest for x, y in zip(left, right, strict=True)):
+        return f"{task} is not compared: {apart:,} of {len(left):,} documents, prompts or targets differ."
     return ""
 
 
-def _difference(items: Sequence[TaskItem], theirs: Sequence[TaskItem]) -> Difference:
-    """Ours minus theirs: right and wrong answers with the interval of McNemar's test, all else with the bootstrap's."""
-    a, b, weights = [x.value for x in items], [x.value for x in theirs], [x.weight for x in items]
+def _difference(left: Sequence[TaskItem], right: Sequence[TaskItem]) -> Difference:
+    """Left minus right: right and wrong answers with the interval of McNemar's test, all else with the bootstrap's."""
+    a, b, weights = [x.value for x in left], [x.value for x in right], [x.weight for x in left]
     if {*a, *b} <= {0.0, 1.0} and len(set(weights)) == 1:
         return hits_difference([x == 1.0 for x in a], [x == 1.0 for x in b])
     return paired_difference(a, b, weights=weights, neighbours=0)

@@ -250,7 +250,7 @@ def test_a_note_bears_who_and_when_and_a_pin_is_asked_for(store):
     store.unpin(run_id)
     (row,) = store.standings(Choice(ids=(run_id,)))
     assert (row.note, row.note_by, row.note_at, row.pinned) == ("", "", "", False)
-    for note, by, said in (("x", " ", "author has no name"), ("x" * 2001, "ada", "2,001 characters")):
+    for note, by, said in (("x", " ", "author of the note has no name"), ("x" * 2001, "ada", "2,001 characters")):
         with pytest.raises(InvalidChoice, match=said):
             store.annotate(run_id, note, by)
     with pytest.raises(StoreError, match="There is no run nope"):

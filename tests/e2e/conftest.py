@@ -23,6 +23,7 @@ ARGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy a test names
 START_SECONDS = 90  # a cold start on a busy machine
 PROBES = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for them below a page's path first: 404 is normal
 
@@ -77,7 +78,7 @@ def served(data: Path) -> Iterator[tuple[str, int]]:
         until = time.monotonic() + START_SECONDS
         while True:
             try:
-                with urllib.request.urlopen(f"{address}/_stcore/health", timeout=2):
+                with DIRECT.open(f"{address}/_stcore/health", timeout=2):
                     break
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > until:

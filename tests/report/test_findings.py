@@ -113,7 +113,7 @@ def test_a_cpus_speed_says_nothing_about_the_claim_and_emulated_speed_is_none():
 def test_claims_are_numbered_judged_and_sourced():
     assert list(CLAIMS) == list(range(1, len(CLAIMS) + 1)) and set(LOOKS) <= set(CLAIMS)
     assert {claim.verdict for claim in CLAIMS.values()} == set(VERDICTS)
-    assert all(claim.source and claim.known for claim in CLAIMS.values())
+    assert all(claim.source and claim.evidence for claim in CLAIMS.values())
     assert CLAIMS[1].verdict == HOLDS and CLAIMS[7].verdict == FAILS
 
 

@@ -18,7 +18,7 @@ PIXELS = 380
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class TreeLeaf:
     """Weights of one name in any number of blocks that were treated alike."""
 
     path: tuple[str, ...]  # modules from the top, block numbers left out
@@ -79,17 +79,17 @@ def stored(layers: Sequence[Layer], parameters: int) -> list[Layer]:
     return [layer for layer in layers if len(twins) < 2 or layer is not twins[-1]]
 
 
-def leaves_of(layers: Sequence[Layer]) -> Iterator[Leaf]:
+def leaves_of(layers: Sequence[Layer]) -> Iterator[TreeLeaf]:
     """Weights put together that bear one name in several blocks, in the model's order."""
     alike: dict[tuple[tuple[str, ...], str, str, str], list[Layer]] = {}
     for layer in layers:
         path = tuple(part for part in layer.name.split(".") if not part.isdigit())
         alike.setdefault((path, layer.cast, layer.backend, layer.reason), []).append(layer)
     for (path, cast, backend, reason), some in alike.items():
-        yield Leaf(path, cast, backend, reason, len(some), sum(layer.rows * layer.cols for layer in some))
+        yield TreeLeaf(path, cast, backend, reason, len(some), sum(layer.rows * layer.cols for layer in some))
 
 
-def branches(leaves: Sequence[Leaf]) -> list[tuple[str, ...]]:
+def branches(leaves: Sequence[TreeLeaf]) -> list[tuple[str, ...]]:
     """The modules that hold others, each after what holds it."""
     return list(dict.fromkeys(leaf.path[:depth] for leaf in leaves for depth in range(1, len(leaf.path))))
 
@@ -114,6 +114,6 @@ def _amount(parameters: float, total: int) -> str:
     return f"{three(parameters / 1e6)} million parameters, {100 * parameters / total:.1f} %"
 
 
-def _hover(leaf: Leaf, total: int) -> str:
+def _hover(leaf: TreeLeaf, total: int) -> str:
     what = f"{leaf.cast}, {leaf.backend}" if leaf.cast else f"kept: {leaf.reason}"
     return f"{html('.'.join(leaf.path))}: {leaf.count} × {html(what)}<br>{_amount(leaf.parameters, total)}"

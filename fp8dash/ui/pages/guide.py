@@ -95,7 +95,7 @@ def _findings(frame: Frame) -> dict[int, Finding]:
 
 
 def _passes(claim: Claim, choice: str, words: str, seen: dict[int, Finding]) -> bool:
-    text = f"{claim.said} {claim.known}".lower()
+    text = f"{claim.statement} {claim.evidence}".lower()
     chosen = choice == ALL or choice == claim.verdict or (choice == SEEN and claim.number in seen)
     return chosen and all(word in text for word in words.lower().split())
 
@@ -103,7 +103,7 @@ def _passes(claim: Claim, choice: str, words: str, seen: dict[int, Finding]) -> 
 def _card(frame: Frame, claim: Claim, finding: Finding | None) -> None:
     with st.container(border=True, gap="xsmall"):
         badge = f":{BADGES[claim.verdict]}-badge[{claim.verdict}]"
-        st.markdown(f"{badge} **{claim.number}. “{plain(claim.said)}”**  \n{plain(claim.known)}")
+        st.markdown(f"{badge} **{claim.number}. “{plain(claim.statement)}”**  \n{plain(claim.evidence)}")
         if finding:
             st.markdown(f":blue-badge[measured here] {plain(finding.text)} :small[{plain(finding.where)}]")
         with st.container(horizontal=True, gap="medium", vertical_alignment="center"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from db.rows import Run
-from fp8dash.report.decoding import Contest, Decoding, alike, contests, decodings
+from fp8dash.report.decoding import BatchSpeeds, Decoding, alike, contests, decodings
 from fp8dash.report.numbers import DASH, three
 from fp8dash.ui.charts import decode as charts_decode
 from fp8dash.ui.charts.looks import look
@@ -60,7 +60,7 @@ def _figures(page: str, drawn: Sequence[Decoding], names: Mapping[str, str]) -> 
         draw(figure, key=f"{page}_decode_gaps", alt=f"Milliseconds between tokens by batch for {', '.join(speeds)}")
 
 
-def _table(rows: Sequence[Contest], runs: Sequence[str], names: Mapping[str, str]) -> list[str]:
+def _table(rows: Sequence[BatchSpeeds], runs: Sequence[str], names: Mapping[str, str]) -> list[str]:
     """A row a batch: each run's tokens a second, the best in bold, and who is how many times faster."""
     lines = ["| Batch | " + " | ".join(f"{plain(names[run])} (tokens/s)" for run in runs) + " | Faster |"]
     lines.append("|--:|" + "--:|" * len(runs) + ":--|")
@@ -70,13 +70,13 @@ def _table(rows: Sequence[Contest], runs: Sequence[str], names: Mapping[str, str
     return lines
 
 
-def in_words(row: Contest, names: Mapping[str, str]) -> str:
+def in_words(row: BatchSpeeds, names: Mapping[str, str]) -> str:
     """Who decodes how many times faster than whom, the nearest first; ties said.
 
     >>> speeds = {"a": 131.0, "b": 128.0, "c": 100.0}
-    >>> in_words(Contest(8, speeds, ("a", "b")), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
+    >>> in_words(BatchSpeeds(8, speeds, ("a", "b")), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
     'tied: FP8_TENSOR, FP8_DYNAMIC; 1.31× BF16'
-    >>> in_words(Contest(8, speeds, ("a",)), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
+    >>> in_words(BatchSpeeds(8, speeds, ("a",)), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
     'FP8_TENSOR: 1.02× FP8_DYNAMIC, 1.31× BF16'
     """
     behind = sorted((run for run in row.speeds if run not in row.best), key=row.times)
