@@ -25,7 +25,7 @@ test: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --ignore=tests/e2e --ignore=tests/jobs
-	$(BIN)/pytest tests/e2e tests/jobs
+	$(BIN)/pytest tests/jobs tests/e2e
 
 bench: $(VENV)/dev
 	$(BIN)/python -m tests.bench
