@@ -12,6 +12,7 @@ from fp8dash.choose.presets import preset_of, recipe_from
 from fp8dash.choose.records import Measurement, Sensitivity, Window
 from fp8dash.choose.request import Request
 from fp8dash.choose.studies import Question
+from fp8dash.errors import InvalidChoice
 from fp8dash.report import comparison
 from fp8dash.report.comparison import Standing
 
@@ -98,10 +99,18 @@ def of_study(store: Store, study_id: str) -> Evidence:
     question = study.question
     if question is None or not own:
         return of_runs(store, Question("own", study.name, "", ()), [run.id for run in own])
-    measured = {run.recipe for run in own}
-    others = [request for request in question.requests(own[0].request) if request.recipe not in measured]
-    reused = [run.id for run in plan(store, others).answered]
+    reused = [run.id for run in _of_others(store, question, own)]
     return of_runs(store, question, [run.id for run in own] + reused, reused=reused)
+
+
+def _of_others(store: Store, question: Question, own: Sequence[Run]) -> tuple[Run, ...]:
+    """Runs of other studies that answer what a study's own leave open; none where its requests are refused today."""
+    measured = {run.recipe for run in own}
+    try:
+        requests = question.requests(own[0].request)
+    except InvalidChoice:  # of a version that accepted more: a path that began nowhere, say
+        return ()
+    return plan(store, [request for request in requests if request.recipe not in measured]).answered
 
 
 def of_runs(store: Store, question: Question, run_ids: Sequence[str], *, reused: Sequence[str] = ()) -> Evidence:

@@ -8,7 +8,7 @@ from fp8dash.report.decoding import Decoding, Speed, alike, contests
 from fp8dash.ui.charts.decode import decode_rates, token_gaps
 from fp8dash.ui.charts.figure_data import data_csv
 from fp8dash.ui.charts.looks import COLOURS, GREY, look
-from fp8dash.ui.parts.decoding import said
+from fp8dash.ui.parts.decoding import in_words
 from tests.seed import CPU, H200
 
 NAMES = {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"}
@@ -26,14 +26,14 @@ def decoding(run, *speeds, recipe="FP8_DYNAMIC", **other):
 def test_the_fastest_leads_and_five_per_cent_less_is_a_tie():
     found = [decoding("a", speed(8, 130.0)), decoding("b", speed(8, 123.6)), decoding("c", speed(8, 100.0))]
     (row,) = contests(found)
-    assert row.best == ("a", "b") and said(row, NAMES) == "tied: FP8_TENSOR, FP8_DYNAMIC; 1.30× BF16"
+    assert row.best == ("a", "b") and in_words(row, NAMES) == "tied: FP8_TENSOR, FP8_DYNAMIC; 1.30× BF16"
     (row,) = contests([found[0], decoding("b", speed(8, 123.4)), found[2]])
-    assert row.best == ("a",) and said(row, NAMES) == "FP8_TENSOR: 1.05× FP8_DYNAMIC, 1.30× BF16"
+    assert row.best == ("a",) and in_words(row, NAMES) == "FP8_TENSOR: 1.05× FP8_DYNAMIC, 1.30× BF16"
 
 
 def test_the_unquantized_model_wins_where_it_is_faster():
     (row,) = contests([decoding("a", speed(1, 50.0)), decoding("c", speed(1, 100.0))])
-    assert said(row, NAMES) == "BF16: 2.00× FP8_TENSOR"
+    assert in_words(row, NAMES) == "BF16: 2.00× FP8_TENSOR"
 
 
 def test_only_batches_that_two_runs_share_are_judged():

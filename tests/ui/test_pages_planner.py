@@ -17,7 +17,7 @@ from fp8dash.report.numbers import DASH, three
 from fp8dash.ui.pages.planner import PASTED, REQUESTS, ROOFLINE, SPEEDS, _with_kv
 from fp8dash.ui.parts.planner_measured import dollars
 from fp8dash.ui.words import plain
-from tests.ui.drawn import opened, page_text
+from tests.ui.drawn import opened, page_text, widget
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 FIGURES = (SPEEDS, REQUESTS, ROOFLINE)
@@ -75,8 +75,15 @@ def test_a_model_that_does_not_fit_is_said_with_what_would_hold_it():
 
 def test_a_recipe_can_be_typed_and_a_wrong_one_is_one_sentence():
     assert "2\\.304" not in page_text(opened("planner", recipes="w=int8/row also=lm_head"))
-    app = opened("planner", recipes="w=e9m9/row")
+    app = opened("planner")
+    widget(app, "recipes").set_value(["w=e9m9/row"]).run()
     assert len(app.error) == 1 and app.title[0].value == "This cannot be planned"
+
+
+def test_a_wrong_recipe_in_the_address_is_left_out_and_said_in_one_line():
+    app = opened("planner", recipes="w=e9m9/row")
+    assert app.title[0].value == opened("planner").title[0].value and not app.error
+    assert len(app.warning) == 1 and "e9m9" in app.warning[0].value
 
 
 def test_a_pasted_config_is_planned_and_a_wrong_one_is_one_sentence():
