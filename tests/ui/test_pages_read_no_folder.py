@@ -13,7 +13,7 @@ from db.store import Store
 from db.tables import LayerTable, RunTable
 from fp8dash.choose.catalog import estimate, shape_of
 from fp8dash.choose.presets import PRESETS
-from fp8dash.report.recorded import known_shape
+from fp8dash.report.recorded import recorded_shape
 from tests.ui.drawn import opened, page_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
@@ -62,19 +62,19 @@ def test_a_page_touches_no_folder_of_its_address(page: str, model: Path, store: 
 def test_the_form_does_not_tell_a_folder_that_exists_from_one_that_does_not(model: Path, store: Store) -> None:
     there = page_text(opened("new_run", model=str(model)))
     missing = page_text(opened("new_run", model=str(model.parent / "other" / "model")))
-    assert there == missing and "known after this model’s first run" in there
+    assert there == missing and "known once a run has cast this model’s weights" in there
 
 
 def test_what_a_run_recorded_of_a_model_is_what_the_form_reckons_with(store: Store, ids: dict[str, str]) -> None:
-    assert known_shape(store, "/models/mine") is None
+    assert recorded_shape(store, "/models/mine") is None
     with store.session() as session:
         session.execute(update(RunTable).where(RunTable.id == ids["FP8_BLOCK"]).values(model="/models/mine"))
         names = session.query(LayerTable.name).where(LayerTable.run_id == ids["FP8_BLOCK"]).count()
-    shape = known_shape(store, "/models/mine")
+    shape = recorded_shape(store, "/models/mine")
     assert shape and len(shape.weights) == names
     recorded = estimate(PRESETS["FP8_BLOCK"].recipe, shape)
     assert 0 < recorded.coverage <= 1 and recorded.size_bytes < recorded.baseline_bytes
 
 
 def test_the_catalogues_models_are_known_without_a_run(store: Store) -> None:
-    assert known_shape(store, "demo") == shape_of("demo")
+    assert recorded_shape(store, "demo") == shape_of("demo")

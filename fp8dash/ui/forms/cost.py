@@ -42,7 +42,7 @@ def panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request,
         st.caption("Choose at least one recipe.")
         return
     if shape is None:
-        st.caption("Size and coverage are known after this model’s first run: only workers read its folder.")
+        st.caption("Size and coverage are known once a run has cast this model’s weights: only workers read it.")
     else:
         lines = ["| Recipe | Bits | MB | of BF16 | Cast |", "|:--|--:|--:|--:|--:|"]
         for recipe in recipes:

@@ -13,7 +13,7 @@ from fp8dash.choose.recipe import BASELINE_TEXT, Recipe, parse_recipe
 from fp8dash.choose.request import Request, usual_request
 from fp8dash.errors import Fp8dashError, InvalidChoice
 from fp8dash.report.pace import pace_of
-from fp8dash.report.recorded import known_shape
+from fp8dash.report.recorded import recorded_shape
 from fp8dash.ui import linked
 from fp8dash.ui.forms.address import FROM, LONGEST, NAMES, OWNER, STUDY, Address, Form, read, written
 from fp8dash.ui.forms.cost import headline, panel
@@ -55,7 +55,7 @@ def page(frame: Frame) -> None:
         recipes = recipes_of(visit.form.recipes, key)
         request = measured(base.but(model=model), key)
     with right, st.container(key="new_run_panel"):
-        shape = known_shape(frame.store, model)
+        shape = recorded_shape(frame.store, model)
         head.title(headline(recipes, model, shape), anchor=False)
         panel(recipes, shape, request, devices)
         with st.container(border=True):
