@@ -124,6 +124,7 @@ _OF_EACH_FORMAT: tuple[tuple[str, str, str, Better, str], ...] = (
     ("flushed", "flushed", "share", LOWER, "Share of the non-zero elements that became zero."),
     ("clipped", "clipped", "share", LOWER, "Share of the elements beyond the largest code."),
 )
+PERCENTILES = ("kld_tokens", "kld_reverse_tokens", "delta_p_tokens")  # over tokens: a row a label
 INTERVALS = ("kld", "ln_ppl_diff", "kv_ln_ppl_diff", "needle_logprob_diff")  # have a 95 % interval
 LOW, HIGH = "low", "high"  # its ends
 

@@ -26,6 +26,7 @@ from lm_eval.tasks import TaskManager
 
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.catalog import OWN_TASKS
+from fp8dash.choose.measurements import TaskNumber
 from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, TaskItem
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.model.chat import frame_of
@@ -40,9 +41,6 @@ OWN_FOLDER = Path(__file__).parent / "tasks"
 DIGEST = 16  # hexadecimal digits
 NAMES_OFFERED = 3
 BOOTSTRAPS = 1_000  # for the errors of F1 and its like; lm-eval's own 100,000 take minutes
-UNITS = {name: "share" for name in ("acc", "acc_norm", "acc_bytes", "exact_match", "needle")} | {
-    "bits_per_byte": "bits"
-}
 
 Json = dict[str, Any]
 
@@ -240,15 +238,16 @@ def _rows(task: str, results: Json, how: dict[str, str], backend: str) -> Iterat
     better = results["higher_is_better"].get(task) or {}
     note = _note(samples, results["n-samples"].get(task))
     for scores in _scores(results["results"][task], samples):
-        name, base = f"task_{scores.metric}", scores.metric.partition(",")[0]
+        base = scores.metric.partition(",")[0]
         direction = {True: HIGHER, False: LOWER}.get(better.get(base), NEITHER)  # type: ignore[arg-type]
         chosen = _of_filter(samples, scores.metric)
         for sample, (value, weight) in zip(chosen, scores.items, strict=False):
             yield TaskItem(task, scores.metric, sample["doc_id"], _digest([sample]), value, weight, scores.unit)
-        yield Measurement(name, scores.value, UNITS.get(base, ""), direction, method, backend, task, note)
+        number = TaskNumber(scores.metric)
+        yield Measurement(number.name, scores.value, number.unit, direction, method, backend, task, note)
         if scores.stderr is not None:
-            error = Measurement(f"{name}_stderr", scores.stderr, UNITS.get(base, ""), NEITHER, method, backend, task)
-            yield error
+            stderr = TaskNumber(scores.metric, is_stderr=True)
+            yield Measurement(stderr.name, scores.stderr, stderr.unit, NEITHER, method, backend, task)
 
 
 def _scores(numbers: Json, samples: Sequence[Json]) -> Iterator[_Scores]:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from db.store import Store
+from fp8dash.choose.measurements import TaskNumber
 from fp8dash.choose.records import Better, Measurement, TaskItem
 from fp8dash.errors import InvalidChoice
 from fp8dash.stats import Difference, hits_difference, paired_difference
 
-PREFIX, STDERR = "task_", "_stderr"
+TaskNumbers = dict[tuple[str, TaskNumber], Measurement]  # of one run, by task and what the number is
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,15 @@ def task_lines(store: Store, run_ids: Sequence[str], *, reference: int = 0) -> l
     if not 0 <= reference < len(run_ids):
         raise InvalidChoice(f"There is no run number {reference + 1} to compare with: choose one of {len(run_ids)}.")
     measured, items = store.measurements(run_ids), store.task_items(run_ids)
-    numbers = [{(m.label, m.name): m for m in measured[run] if m.name.startswith(PREFIX)} for run in run_ids]
+    numbers = [_by_task(measured[run]) for run in run_ids]
     sets = [_by_metric(items[run]) for run in run_ids]
-    keys = dict.fromkeys(key for of_run in numbers for key in of_run if not key[1].endswith(STDERR))
-    return [_line(task, name, numbers, sets, reference) for task, name in keys]
+    keys = dict.fromkeys((task, number.metric) for of_run in numbers for task, number in of_run if not number.is_stderr)
+    return [_line(task, metric, numbers, sets, reference) for task, metric in keys]
+
+
+def _by_task(rows: Sequence[Measurement]) -> TaskNumbers:
+    numbers = ((row, TaskNumber.read(row.name)) for row in rows)
+    return {(row.label, number): row for row, number in numbers if number}
 
 
 def _by_metric(items: Sequence[TaskItem]) -> dict[tuple[str, str], list[TaskItem]]:
@@ -60,11 +66,10 @@ def _by_metric(items: Sequence[TaskItem]) -> dict[tuple[str, str], list[TaskItem
 
 
 def _line(
-    task: str, name: str, numbers: Sequence[dict[tuple[str, str], Measurement]],
+    task: str, metric: str, numbers: Sequence[TaskNumbers],
     sets: Sequence[dict[tuple[str, str], list[TaskItem]]], reference: int,
 ) -> TaskLine:  # fmt: skip
-    metric = name.removeprefix(PREFIX)
-    scores = [_score(of_run, task, name) for of_run in numbers]
+    scores = [_score(of_run, task, metric) for of_run in numbers]
     documents = [of_run.get((task, metric), []) for of_run in sets]
     basis, differences, unlike = scores[reference], list[Difference | None](), list[str]()
     for index, score in enumerate(scores):
@@ -74,13 +79,14 @@ def _line(
         )
         differences.append(None if why or not compared else _difference(documents[index], documents[reference]))
         unlike += [why] if why else []
-    first = next(of_run[task, name] for of_run in numbers if (task, name) in of_run)
+    key = (task, TaskNumber(metric))
+    first = next(of_run[key] for of_run in numbers if key in of_run)
     unit = next((of[0].unit for of in documents if of), "") or first.unit
     return TaskLine(task, metric, first.better, unit, tuple(scores), tuple(differences), tuple(dict.fromkeys(unlike)))
 
 
-def _score(numbers: dict[tuple[str, str], Measurement], task: str, name: str) -> TaskScore | None:
-    score, stderr = numbers.get((task, name)), numbers.get((task, name + STDERR))
+def _score(numbers: TaskNumbers, task: str, metric: str) -> TaskScore | None:
+    score, stderr = numbers.get((task, TaskNumber(metric))), numbers.get((task, TaskNumber(metric, is_stderr=True)))
     return TaskScore(score.value, stderr.value if stderr else None, score.method, score.note) if score else None
 
 

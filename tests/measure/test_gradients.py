@@ -186,8 +186,8 @@ def test_pages_show_both_formats_and_tables_only_the_medians(loaded, windows, tm
         assert "of the median layer’s gradient to zero, E4M3" in page_text(app)
         assert "The largest share is that of" in page_text(app)
         tables = [table.value for table in app.dataframe]
-        assert sum(tables[0]["What"].str.startswith("Gradient: ")) == KINDS
-        assert [len(table) for table in tables if "SQNR in E5M2 (dB)" in table] == [15]
+        assert sum(tables[0]["Measurement"].str.startswith("Gradient: ")) == KINDS
+        assert [len(table) for table in tables if "Gradient: SQNR in E5M2 (dB)" in table] == [15]
         assert not opened("leaderboard").exception and not opened("compare").exception
     finally:
         st.cache_resource.clear()  # it holds this test's store

@@ -302,7 +302,7 @@ def test_a_link_to_what_is_not_there_opens_the_newest(installed):
 def test_the_run_s_page_tells_the_medians(installed):
     _, run_id, _ = installed
     app = opened("runs", run=run_id)
-    assert not app.exception and "Activations: amax over RMS" in list(app.dataframe[0].value["What"])
+    assert not app.exception and "Activations: amax over RMS" in list(app.dataframe[0].value["Measurement"])
 
 
 def test_without_a_profile_the_page_says_how_to_make_one(tmp_path, monkeypatch):

@@ -476,7 +476,7 @@ def test_a_run_says_what_to_type_to_serve_it(ids: dict[str, str]) -> None:
 def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     app = opened("runs", run=ids["MXFP8"])
     assert app.title[0].value == "MXFP8 loses 0.0172 nats to BF16"
-    numbers = table_with(app, "What", "Method").set_index("What")
+    numbers = table_with(app, "Measurement", "Method").set_index("Measurement")
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
     assert "210 weights were cast, 1 kept: areas are parameters." in page_text(app)
     assert "Weights: E4M3FN, one per 32 of a row, scales rceil. Activations: E4M3FN" in page_text(app).replace("\\", "")

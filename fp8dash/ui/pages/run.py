@@ -7,11 +7,12 @@ import streamlit as st
 from db.board import BASELINE_BACKEND, Choice, Standing
 from db.rows import FINISHED, Run
 from db.standings import NOTE_LENGTH
+from fp8dash.choose.measurements import PERCENTILES, metric_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Measurement
 from fp8dash.errors import InvalidChoice
 from fp8dash.report.ship_words import beside_loss
-from fp8dash.report.tasks import PREFIX, task_lines
+from fp8dash.report.tasks import task_lines
 from fp8dash.ui import linked
 from fp8dash.ui.charts.gemm import gemm_bars
 from fp8dash.ui.charts.looks import look
@@ -23,8 +24,8 @@ from fp8dash.ui.parts.recipe_words import in_words
 from fp8dash.ui.parts.run_costs import sensitivity
 from fp8dash.ui.parts.run_facts import how_to_serve, provenance
 from fp8dash.ui.parts.run_gemm import rates
-from fp8dash.ui.parts.run_layers import BY_PLACE, gradients_of, is_gradient, layers_of, scales
-from fp8dash.ui.parts.run_numbers import OVER_TOKENS, all_numbers, divergence, task_scores
+from fp8dash.ui.parts.run_layers import BY_LAYER, gradients_of, layers_of, scales
+from fp8dash.ui.parts.run_numbers import all_numbers, divergence, task_scores
 from fp8dash.ui.parts.stages import progress
 from fp8dash.ui.words import moment, plain, setting, short
 
@@ -71,10 +72,10 @@ def _warnings(numbers: Sequence[Measurement], row: Standing) -> None:
 def _measured(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
     """All numbers in a table, then the divergence by token, calibrated scales and tasks."""
     all_numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
-    percentiles = [m for m in numbers if m.name in OVER_TOKENS]
+    percentiles = [m for m in numbers if m.name in PERCENTILES]
     if percentiles and run.backend != BASELINE_BACKEND:
         divergence(percentiles, _unlabelled(numbers))
-    if calibrated := [m for m in numbers if m.label and m.name in BY_PLACE]:
+    if calibrated := [m for m in numbers if m.label and m.name in BY_LAYER]:
         scales(calibrated)
     if lines := task_lines(frame.store, [run.id]):
         task_scores(lines)
@@ -84,7 +85,7 @@ def _by_layer(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
     """Coverage, and error and gradients by layer."""
     if layers := frame.store.layers([run.id])[run.id]:
         layers_of(layers, int(run.facts.get("parameters") or 0))
-    if gradients := [m for m in numbers if is_gradient(m)]:
+    if gradients := [m for m in numbers if metric_of(m).stage == "gradients"]:
         gradients_of(gradients)
 
 
@@ -183,4 +184,4 @@ def _pin(frame: Frame, run_id: str) -> None:
 
 
 def _has_a_place_of_its_own(m: Measurement) -> bool:
-    return is_gradient(m) or m.name in BY_PLACE or m.name.startswith(PREFIX) or m.name in OVER_TOKENS
+    return metric_of(m).stage in ("gradients", "tasks") or m.name in (*BY_LAYER, *PERCENTILES)

@@ -5,32 +5,24 @@ import math
 import pandas as pd
 import streamlit as st
 
+from fp8dash.choose.measurements import MEASUREMENTS, gradient_name
 from fp8dash.choose.records import Layer, Measurement
-from fp8dash.report.numbers import DASH, three
+from fp8dash.report.numbers import DASH, heading, three
 from fp8dash.ui.charts import coverage as charts_coverage
 from fp8dash.ui.charts.layers import layer_map, sqnr_maps
 from fp8dash.ui.frame import draw, is_dark
 from fp8dash.ui.words import plain
 
 WORST = 10
-BY_PLACE = {"activation_scale": "Scale", "activation_clipped": "Clipped", "kv_scale": "Scale"}  # of one layer each
-GRADIENTS = {  # what is measured of each layer's gradient, and how the screen calls it
-    "amax": "Largest",
-    "rms": "RMS",
-    "sqnr_db_e4m3fn": "SQNR in E4M3 (dB)",
-    "sqnr_db_e5m2": "SQNR in E5M2 (dB)",
-    "flushed_e4m3fn": "Flushed in E4M3",
-    "flushed_e5m2": "Flushed in E5M2",
-    "clipped_e4m3fn": "Clipped in E4M3",
-    "clipped_e5m2": "Clipped in E5M2",
-}
+BY_LAYER = ("activation_scale", "activation_clipped", "kv_scale")  # of scales that were made beforehand
+GRADIENTS = [metric for metric in MEASUREMENTS.values() if metric.stage == "gradients"]
 
 
 def scales(numbers: list[Measurement]) -> None:
     """Scales that were made beforehand, by the place that reads by them, and the share beyond their largest code."""
     by: dict[str, dict[str, float | None]] = {}
     for m in numbers:
-        by.setdefault(BY_PLACE[m.name], {})[m.label] = m.value
+        by.setdefault(MEASUREMENTS[m.name].title, {})[m.label] = m.value
     places = list(dict.fromkeys(m.label for m in numbers))
     with st.expander(f"{len(places)} scales made beforehand: {plain(numbers[0].note)}"):
         columns = {title: [by_place.get(place) for place in places] for title, by_place in by.items()}
@@ -84,39 +76,35 @@ def layers_of(layers: list[Layer], parameters: int) -> None:
         )
 
 
-def is_gradient(m: Measurement) -> bool:
-    return m.name.startswith("gradient_")
-
-
 def gradients_of(numbers: list[Measurement]) -> None:
     """What E4M3 and E5M2 would cost each layer's output gradient, from rows by layer and unlabelled medians."""
-    by: dict[str, dict[str, float | None]] = {key: {} for key in GRADIENTS}
+    by: dict[str, dict[str, float | None]] = {metric.name: {} for metric in GRADIENTS}
     for m in numbers:
-        by.setdefault(m.name.removeprefix("gradient_"), {})[m.label] = m.value
+        by[m.name][m.label] = m.value
+    sqnr = {"E4M3": by[gradient_name("sqnr_db", "e4m3fn")], "E5M2": by[gradient_name("sqnr_db", "e5m2")]}
     maps = {
-        title: {layer: value for layer, value in by[f"sqnr_db_{fmt}"].items() if layer and value is not None}
-        for title, fmt in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))
+        title: {layer: value for layer, value in by_layer.items() if layer and value is not None}
+        for title, by_layer in sqnr.items()
     }
     st.header("Gradients", anchor=False)
     st.markdown(_compared(by, *maps.values()))
     if all(maps.values()):
         draw(sqnr_maps(maps), key="run_gradients", alt="SQNR of each layer’s gradient in E4M3 and E5M2")
     with st.expander("Every layer’s gradient"):
-        table = {title: by[key] for key, title in GRADIENTS.items()}
         layers = dict.fromkeys(m.label for m in numbers if m.label)
-        columns = {title: [by_layer.get(layer) for layer in layers] for title, by_layer in table.items()}
+        columns = {heading(metric): [by[metric.name].get(layer) for layer in layers] for metric in GRADIENTS}
         st.dataframe(pd.DataFrame({"Layer": list(layers), **columns}), hide_index=True, key="run_all_gradients")
 
 
 def _compared(by: dict[str, dict[str, float | None]], e4m3: dict[str, float], e5m2: dict[str, float]) -> str:
     """The two formats compared in a sentence or two."""
-    flushed = [by[f"flushed_{fmt}"].get("") for fmt in ("e5m2", "e4m3fn")]
+    flushed = [by[gradient_name("flushed", fmt)].get("") for fmt in ("e5m2", "e4m3fn")]
     if None in flushed:
         return "No layer has a gradient."
     shares = [f"{three(100 * (share or 0))} %" for share in flushed]
     both = [layer for layer in e4m3 if layer in e5m2]
     finer = sum(e4m3[layer] > e5m2[layer] for layer in both)
-    worst = max((share or 0, layer) for layer, share in by["flushed_e4m3fn"].items() if layer)
+    worst = max((share or 0, layer) for layer, share in by[gradient_name("flushed", "e4m3fn")].items() if layer)
     return (
         f"E5M2 flushes {shares[0]} of the median layer’s gradient to zero, E4M3 {shares[1]}. "
         f"The largest share is that of {plain(worst[1])} in E4M3, {three(100 * worst[0])} %. "

@@ -3,72 +3,14 @@
 import pandas as pd
 import streamlit as st
 
-from fp8dash.choose.metrics import METRICS
+from fp8dash.choose.measurements import HIGH, INTERVALS, LOW, MEASUREMENTS, PERCENTILES, end_name, metric_of
 from fp8dash.choose.records import Measurement
-from fp8dash.report.numbers import DASH, shown, signed, three
+from fp8dash.report.numbers import DASH, heading, shown, signed, three
 from fp8dash.report.tasks import TaskLine
 from fp8dash.ui.frame import metric_help
-from fp8dash.ui.parts.run_layers import GRADIENTS
 
-TITLES = {
-    "model_bits_per_weight": "Bits/weight, whole model",
-    "gemm_coverage": "GEMM coverage",
-    "baseline_ppl": "Baseline PPL",
-    "weight_flushed": "Weights flushed to zero",
-    "kld_noise_floor": "KLD of BF16 against float32",
-    "kld_reverse": "KLD, reversed",
-    "top5": "Top-5",
-    "delta_p": "Δp of the true token, mean",
-    "delta_p_rms": "Δp of the true token, RMS",
-    "ppl_ratio": "PPL over baseline PPL",
-    "ppl_diff": "PPL minus baseline PPL",
-    "ln_ppl_correlation": "Correlation of token ln p",
-    "word_ppl": "Word PPL",
-    "byte_ppl": "Byte PPL",
-    "bits_per_byte": "Bits a byte",
-    "weight_clipped": "Weights clipped",
-    "kv_bytes_per_token": "KV cache, bytes a token",
-    "activation_clipped": "Activations clipped",
-    "kv_kld": "KV cache: KLD",
-    "kv_ppl": "KV cache: PPL",
-    "kv_baseline_ppl": "KV cache: baseline PPL",
-    "kv_ln_ppl_diff": "KV cache: Δ ln PPL",
-    "kv_top1": "KV cache: top-1",
-    "kv_scale_lowest": "KV cache: lowest scale",
-    "kv_scale_highest": "KV cache: highest scale",
-    "kv_scales_at_one": "KV cache: scales at 1.0",
-    "baseline_needle": "Baseline needle",
-    "needle_logprob": "Needle ln p",
-    "baseline_needle_logprob": "Baseline needle ln p",
-    "needle_logprob_diff": "Δ needle ln p",
-    "gemm_speedup_cold": "GEMM speed-up, cold",
-    "gemm_crossover_m": "Faster than BF16 from M =",
-    "peak_tflops": "Peak, measured",
-    "peak_gb_per_s": "Memory rate, measured",
-    "prefill_tokens_per_s": "Prefill",
-    "ttft_ms": "Time to first token",
-    "decode_tokens_per_s": "Decode",
-    "itl_ms": "Time between tokens, median",
-    "itl_ms_p90": "Time between tokens, p90",
-    "itl_ms_p99": "Time between tokens, p99",
-    "decode_joules_per_token": "Energy a token",
-    "resident_memory_bytes": "Resident memory",
-    "peak_memory_bytes": "Peak memory",
-    "sensitivity_kld": "KLD of the whole recipe",
-    "sensitivity_kld_sum": "Sum of its parts’ KLDs",
-    "mixed_kld": "KLD of the mixed recipe",
-    "mixed_kld_predicted": "KLD of the mixed recipe, predicted",
-    "mixed_bits_per_weight": "Bits/weight, mixed recipe",
-    "weight_amax_over_rms": "Weights: amax over RMS",
-    "activation_amax_over_rms": "Activations: amax over RMS",
-}
-OVER_TOKENS = {  # percentiles over tokens, by label
-    "kld_tokens": "KLD, BF16 to run (nats)",
-    "kld_reverse_tokens": "KLD, run to BF16 (nats)",
-    "delta_p_tokens": "Δp of the true token",
-}
 NUMBERS_HEIGHT = 420  # pixels: the table of all numbers scrolls, so that the figures are in reach
-BOUNDS = ("_low", "_high")  # how the ends of a number's interval are named
+MEANS = ("kld", "kld_reverse", "top1", "top5", "delta_p", "delta_p_rms")  # what stands above the percentiles
 
 
 def all_numbers(numbers: list[Measurement]) -> None:
@@ -77,16 +19,17 @@ def all_numbers(numbers: list[Measurement]) -> None:
     if not numbers:
         st.info("Nothing is measured yet: the stages above say how far the run is.")
         return
-    bounds = {(m.name, m.label): m.value for m in numbers if m.name.endswith(BOUNDS)}
-    listed = [m for m in numbers if not m.name.endswith(BOUNDS)]
+    values = {(m.name, m.label): m.value for m in numbers}
+    listed = [m for m in numbers if not metric_of(m).end_of]
+    metrics = [metric_of(m) for m in listed]
     table = pd.DataFrame(
         {
-            "What": [number_title(m.name) for m in listed],
-            "Of": [m.label for m in listed],
-            "Value": [_value(m) for m in listed],
-            "95 % interval": [_bounds(bounds, m) for m in listed],
-            "Unit": ["MB" if _in_mb(m) else m.unit.replace("x ", "× ") for m in listed],
-            "Better": [m.better or DASH for m in listed],
+            "Measurement": [metric.title for metric in metrics],
+            "Part": [m.label for m in listed],
+            "Value": [shown(metric, m.value) for metric, m in zip(metrics, listed, strict=True)],
+            "95 % interval": [_interval(m, values) for m in listed],
+            "Unit": [metric.unit for metric in metrics],
+            "Better": [metric.better or DASH for metric in metrics],
             "Backend": [m.backend for m in listed],
             "Note": [m.note for m in listed],
             "Method": [m.method for m in listed],
@@ -94,8 +37,8 @@ def all_numbers(numbers: list[Measurement]) -> None:
     )
     table = table[[column for column in table if (table[column] != "").any()]]
     config = {
-        "What": st.column_config.TextColumn(width=190),
-        "Of": st.column_config.TextColumn(width=70),
+        "Measurement": st.column_config.TextColumn(width=190),
+        "Part": st.column_config.TextColumn(width=70),
         "Value": st.column_config.TextColumn(width=100, alignment="right"),
         "95 % interval": st.column_config.TextColumn(width=175),
         "Note": st.column_config.TextColumn(width=200),
@@ -123,47 +66,26 @@ def task_scores(lines: list[TaskLine]) -> None:
     st.dataframe(table, hide_index=True, key="run_tasks", height="content", column_config=columns)
 
 
-def _bounds(values: dict[tuple[str, str], float | None], m: Measurement) -> str:
+def _interval(m: Measurement, values: dict[tuple[str, str], float | None]) -> str:
     """The interval of a number that has one; a dash where its units are too few."""
-    ends = [(m.name + end, m.label) for end in BOUNDS]
-    if not all(end in values for end in ends):
+    ends = [(end_name(m.name, end), m.label) for end in (LOW, HIGH)]
+    if m.name not in INTERVALS or not all(end in values for end in ends):
         return ""
     low, high = (values[end] for end in ends)
     return DASH if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
-def number_title(name: str) -> str:
-    if name.startswith("gradient_"):
-        return f"Gradient: {GRADIENTS.get(name.removeprefix('gradient_'), name).replace(' (dB)', '')}"
-    return METRICS[name].title if name in METRICS else TITLES.get(name, name.replace("_", " ").capitalize())
-
-
-def _value(m: Measurement) -> str:
-    if m.name in METRICS:
-        return shown(METRICS[m.name], m.value)
-    if _in_mb(m) and m.value is not None:
-        return three(m.value / 1e6)
-    return f"{m.value:,.0f}" if m.unit == "tokens" and m.value is not None else three(m.value)
-
-
-def _in_mb(m: Measurement) -> bool:
-    return m.name == "model_bytes" or m.name.endswith("_memory_bytes")
-
-
 def divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) -> None:
     """How tokens differ from the baseline's: what llama.cpp's --kl-divergence lists, a row a percentile."""
     st.header("Divergence from BF16, token by token", anchor=False)
-    means = [
-        f"{TITLES.get(name, METRICS[name].title if name in METRICS else name)} {_value(by_name[name])}"
-        for name in ("kld", "kld_reverse", "top1", "top5", "delta_p", "delta_p_rms")
-        if name in by_name
-    ]
+    metrics = [MEASUREMENTS[name] for name in MEANS if name in by_name]
+    means = [f"{metric.title} {shown(metric, by_name[metric.name].value)}" for metric in metrics]
     st.markdown(f"Means over tokens: {'; '.join(means)}. {_noise(by_name)}")
-    table: dict[str, dict[str, str]] = {title: {} for title in OVER_TOKENS.values()}
+    table: dict[str, dict[str, str]] = {name: {} for name in PERCENTILES}
     for m in percentiles:
-        table[OVER_TOKENS[m.name]][m.label] = signed(m.value) if m.name == "delta_p_tokens" else three(m.value)
-    order = [m.label for m in percentiles if m.name == "delta_p_tokens"]  # has the most of them
-    columns = {title: [row.get(label, DASH) for label in order] for title, row in table.items()}
+        table[m.name][m.label] = shown(metric_of(m), m.value)
+    order = list(table["delta_p_tokens"])  # has the most of them
+    columns = {heading(MEASUREMENTS[name]): [row.get(label, DASH) for label in order] for name, row in table.items()}
     st.dataframe(
         pd.DataFrame({"Tokens": order, **columns}),
         hide_index=True,
