@@ -59,21 +59,12 @@ KINDS = {
 }  # fmt: skip
 
 
-def check_needles(kind: str, haystack: str, chat: str, repeats: int) -> None:
-    """Raises InvalidChoice for needles that cannot be, with what to change.
+def check_needles(kind: str, haystack: str) -> None:
+    """Raises InvalidChoice for a kind of needle that this haystack cannot hide, with what to change.
 
-    >>> check_needles("single_2", "noise", "auto", 1)
+    >>> check_needles("single_2", "noise")
     Traceback (most recent call last):
     fp8dash.errors.InvalidChoice: The needle single_2 is single_1 in prose: choose the haystack essay or corpus.
     """
-    for what, name, choices in (
-        ("kind of needle", kind, KINDS),
-        ("haystack", haystack, HAYSTACKS),
-        ("chat setting", chat, CHATS),
-    ):
-        if name not in choices:
-            raise InvalidChoice(f"“{name}” is not a {what}: choose one of {', '.join(choices)}.")
     if why := REFUSED.get((kind, haystack)):
         raise InvalidChoice(why)
-    if not 1 <= repeats <= MOST_REPEATS:
-        raise InvalidChoice(f"{repeats} repeats of a needle are out of range: choose 1 to {MOST_REPEATS}.")

@@ -253,7 +253,7 @@ class Request:
                 f"{MOST_TOKENS:,} at most are read."
             )
         self.reading.checked(self.windows.length)
-        check_needles(self.needles.kind, self.needles.haystack, self.needles.chat, self.needles.repeats)
+        check_needles(self.needles.kind, self.needles.haystack)
         if self.needles.count > MOST_NEEDLES:
             raise InvalidChoice(
                 f"{self.needles.count:,} needles are too many: choose lengths, depths and repeats whose product is at "

@@ -1,5 +1,7 @@
 """What stands in a cast model in a Linear's place: by decoded operands, by a native kernel, or by simulated adders."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,8 +28,8 @@ class EmulatedLinear(nn.Module):
         return F.linear(self.activations.emulated(x) if self.activations else x, self.weight, self.bias)
 
 
-class CodesLinear(nn.Module):
-    """A Linear that multiplies codes: how is its subclasses' matter."""
+class CodesLinear(nn.Module, ABC):
+    """A Linear that multiplies codes; its subclasses say how."""
 
     def __init__(self, weight: Quantized, bias: Tensor | None, activations: ActivationCast) -> None:
         """Takes the weight's codes [out, in]."""
@@ -47,9 +49,9 @@ class CodesLinear(nn.Module):
         out = out if self.bias is None else out + self.bias
         return out.view(*x.shape[:-1], out.shape[-1])
 
+    @abstractmethod
     def product(self, x: Quantized, dtype: torch.dtype) -> Tensor:
         """Codes of activations [tokens, in] by the weight's: [tokens, out] in `dtype`."""
-        raise NotImplementedError
 
 
 class NativeLinear(CodesLinear):
