@@ -73,6 +73,8 @@ class Prompt:
     expected: tuple[str, ...]
     answer: tuple[int, ...] = ()  # token ids of the right answer; none where they would change the prompt's
     graded: tuple[bool, ...] = ()  # which of them are the values', and not what stands between
+    task: str = ""  # haystack and question, without a chat template
+    prefix: str = ""  # the answer's first words, with which the prompt ends
 
     @property
     def hash(self) -> str:
@@ -154,7 +156,8 @@ def build_prompt(tokenizer: Any, grid: NeedleGrid, length: int, depth: int, repe
         )
     expected = tuple(sorted(hidden.values, key=hidden.text(count).index))
     answer, graded = _right_answer(tokenizer, written(count), chat, ids, expected)
-    return Prompt(length, depth, repeat, grid.kind, tuple(ids), expected, answer, graded)
+    task, prefix = _asked(grid.kind, hidden.text(count), hidden.key)
+    return Prompt(length, depth, repeat, grid.kind, tuple(ids), expected, answer, graded, task, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +214,15 @@ def _most_that_fit(tokens: Callable[[int], int], length: int) -> int:
     return low
 
 
+def _asked(kind: Kind, text: str, key: str) -> tuple[str, str]:
+    """The task and the answer's first words."""
+    task, prefix = (part.format(what=kind.what, text=text, key=key) for part in TASKS[min(kind.values, 2)])
+    return task, prefix
+
+
 def _written(tokenizer: Any, kind: Kind, text: str, key: str, chat: str) -> str:
     """A prompt as one text: the task, framed or not, and the answer's first words."""
-    task, prefix = (part.format(what=kind.what, text=text, key=key) for part in TASKS[min(kind.values, 2)])
+    task, prefix = _asked(kind, text, key)
     if chat == "off":
         return task + prefix
     return frame_of(tokenizer).around(task) + prefix.lstrip()

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from fp8dash.errors import CorpusError
 from fp8dash.measure.corpora import pydocs_pages
 from fp8dash.measure.essay import NOISE
-from fp8dash.measure.prompts import TASKS, NeedleGrid, build_prompt
+from fp8dash.measure.prompts import NeedleGrid, build_prompt
 
 
 def needles(
@@ -40,11 +40,9 @@ def found(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
 def _needle(tokenizer: Any, length: int, depth: int, seed: int) -> dict[str, Any]:
     """A prompt cut where the model's own turn begins, were there a chat template."""
     prompt = build_prompt(tokenizer, NeedleGrid((length,), (depth,), (NOISE,), seed=seed), length, depth, 0, "off")
-    text = tokenizer.decode(prompt.ids, skip_special_tokens=True)
-    at = text.rindex(TASKS[1][1].partition("{what}")[0].strip())
     return {
-        "question": text[:at],
-        "answer_prefix": text[at:].strip(),
+        "question": prompt.task,
+        "answer_prefix": prompt.prefix.strip(),
         "expected": prompt.expected[0],
         "length": length,
         "depth": depth,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from html import unescape
 from typing import Any
 
 import plotly.graph_objects as go
@@ -84,13 +85,25 @@ def log_span(values: Sequence[float]) -> list[float] | None:
     return [math.log10(min(drawable)) - 0.18, math.log10(max(drawable)) + 0.18] if drawable else None
 
 
+BREAK = "<br>"  # a new line in Plotly's text
+
+
 def html(text: str) -> str:
-    """Plotly draws a few HTML tags in text: none may come from a name.
+    """Plotly draws a few HTML tags in text: none may come from a name. `from_html` undoes it.
 
     >>> html("<b>x</b>")
     '&lt;b&gt;x&lt;/b&gt;'
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def from_html(text: str) -> str:
+    """The text of names and breaks that a figure draws.
+
+    >>> from_html(html("a & <b>") + BREAK + "1.25")
+    'a & <b> 1.25'
+    """
+    return unescape(text.replace(BREAK, " "))
 
 
 def dressed(figure: go.Figure, height: int, *, top: int = 34, bottom: int = 60) -> go.Figure:

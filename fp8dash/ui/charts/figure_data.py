@@ -1,15 +1,14 @@
 """The numbers that a figure draws, as CSV. No streamlit."""
 
 import csv
-import html
 import io
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import plotly.graph_objects as go
 
 from fp8dash.report.numbers import inert
+from fp8dash.ui.charts.dress import from_html
 
 
 def data_csv(figure: go.Figure) -> str:
@@ -57,7 +56,7 @@ def _axis_title(axis: Any) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A number in full; text without tags or entities, and never a formula."""
+    """A number in full; text as people read it, and never a formula."""
     if value is None or isinstance(value, (int, float)):
         return value
-    return inert(html.unescape(re.sub(r"<[^>]*>", " ", str(value))))
+    return inert(from_html(str(value)))

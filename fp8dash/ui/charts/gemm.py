@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from fp8dash.choose.records import GemmPoint
-from fp8dash.ui.charts.dress import dressed, html
+from fp8dash.ui.charts.dress import BREAK, dressed, html
 from fp8dash.ui.charts.looks import GREY, Look
 
 SIDE_BY_SIDE = 2  # runs; more GEMM bars get a line of their own for each M
@@ -29,8 +29,12 @@ def gemm_bars(points: Mapping[str, Sequence[GemmPoint]], looks: Mapping[str, Loo
         top = max(map(_milliseconds, runs.values())) * 1.08
         figure.update_yaxes(title="time (ms)" if stacked or index == 1 else None, range=[0, top or 1], **panel)
     shade = next((drawn.colour for drawn in looks.values()), GREY)
-    for name, colour in (("BF16", GREY), ("multiply", shade), ("cast the activations", shade)):
-        pattern = {"shape": "/", "fgcolor": shade, "bgcolor": "rgba(0,0,0,0)"} if name.startswith("cast") else None
+    hatched = {"shape": "/", "fgcolor": shade, "bgcolor": "rgba(0,0,0,0)"}
+    for name, colour, pattern in (
+        ("BF16", GREY, None),
+        ("multiply", shade, None),
+        ("cast the activations", shade, hatched),
+    ):
         figure.add_bar(x=[None], y=[None], name=name, marker={"color": colour, "pattern": pattern}, row=1, col=1)
     figure.update_xaxes(tickangle=0)
     figure.update_layout(barmode="stack", bargap=0.25, bargroupgap=0.05)
@@ -78,7 +82,7 @@ def _gemm_pair(figure: go.Figure, panel: dict[str, int], name: str, points: Sequ
     cast = sum((p.cast_us or 0) * p.count for p in points) / 1000
     timed = all(p.matmul_us is not None for p in points) and multiply + cast > 0
     ratio = f"{base / (multiply + cast):.2f}× BF16" if timed else "no native kernel"
-    place = [f"{html(name)}<br>{ratio}"]
+    place = [f"{html(name)}{BREAK}{ratio}"]
     bars: list[tuple[str, float, str, dict[str, Any]]] = [("BF16", base, "base", {"color": GREY})]
     if timed:
         edge = {"color": colour, "width": 1}

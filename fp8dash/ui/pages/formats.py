@@ -36,12 +36,13 @@ ORIGINS = {
     "int8": "W8A8: steps of one size, so an amax sets the error of all",
     "int4": "W4A16 weights",
 }
+FIELD_KEYS = {"sign": "sign", "exponent": "exponent", "mantissa": "mantissa", "two's complement": "integer"}
 STYLE = """<style>
 [class*="st-key-formats_bit_"] button {min-width: 2.6rem; padding: 0.35rem 0; border-width: 1.5px;}
 [class*="st-key-formats_bit_"] button p {font-size: 1.25rem; font-variant-numeric: tabular-nums;}
 [class*="st-key-formats_bit_sign"] button {border-color: #c2556e;}
 [class*="st-key-formats_bit_exponent"] button {border-color: #14898a;}
-[class*="st-key-formats_bit_mantissa"] button, [class*="st-key-formats_bit_two"] button {border-color: #b0792a;}
+[class*="st-key-formats_bit_mantissa"] button, [class*="st-key-formats_bit_integer"] button {border-color: #b0792a;}
 .st-key-formats_strip [data-testid="stMetricValue"] {font-size: 2.2rem;}
 .st-key-formats_tables [data-testid="stMarkdownContainer"] {overflow-x: auto;}
 .st-key-formats_tables th, .st-key-formats_tables td {padding: 0.3rem 0.6rem !important;}
@@ -133,7 +134,7 @@ def _strip(code: Code, closest: Nearest | None) -> None:
                     for _ in range(width):
                         st.button(
                             code.bits[place],
-                            key=f"formats_bit_{field.split()[0]}_{place}",
+                            key=f"formats_bit_{FIELD_KEYS[field]}_{place}",
                             on_click=_write,
                             args=(code.toggled(place).hex,),
                             help=f"Turn this {field} bit over",
