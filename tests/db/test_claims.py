@@ -2,7 +2,6 @@
 
 import math
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,31 +21,6 @@ ROWS = (
     Layer("q_proj", 64, 64, "e4m3fn/tensor", "emulated", "", 8.0),
 )
 RESULT = StageResult("quantize", 1.5, ROWS, {"model_hash": "abc", "device": "CPU", "peak_rss_bytes": 7})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path / 'fp8dash.sqlite'}")
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def workers(store: Store) -> Workers:
-    workers = Workers(store)
-    for slot, worker in enumerate(("one", "two")):
-        workers.register(worker, host="here", slot=slot, pid=1)
-    return workers
-
-
-@pytest.fixture
-def claims(store: Store, workers: Workers) -> Claims:
-    return Claims(store)
-
-
-@pytest.fixture
-def run(store: Store) -> str:
-    return store.add_run(Request(), owner="me")[0]
 
 
 def claimed(claims: Claims, run: str, worker: str = "one") -> Lease:

@@ -186,8 +186,7 @@ def test_the_migration_fills_the_rows_that_the_product_writes(tmp_path):
     store.close()
 
 
-def test_a_standing_written_again_is_the_same(store):
-    ids = fill(store)
+def test_a_standing_written_again_is_the_same(store, ids):
     before = columns(store, StandingTable)
     with store.session() as session:
         for run_id in ids.values():
@@ -195,8 +194,7 @@ def test_a_standing_written_again_is_the_same(store):
     assert columns(store, StandingTable) == before
 
 
-def test_a_choice_narrows_and_its_ranks_stay_those_among_all_peers(store):
-    ids = fill(store)
+def test_a_choice_narrows_and_its_ranks_stay_those_among_all_peers(store, ids):
     names = {run: name for name, run in ids.items()}
 
     def found(**choice):
@@ -226,8 +224,7 @@ def test_the_front_in_sql_is_the_front_of_the_points(store):
         assert [row.run for row in store.front(choice, x, better)] == [known[i].run for i in best]
 
 
-def test_of_each_recipe_the_newest_finished_run_may_be_shipped(store):
-    ids = fill(store)
+def test_of_each_recipe_the_newest_finished_run_may_be_shipped(store, ids):
     with store.session() as session:
         session.execute(update(RunTable).values(worker_id=None, request_key=None))  # so that all can be queued again
         session.execute(delete(WorkerTable))
@@ -280,8 +277,7 @@ def test_names_are_data_never_sql(store):
     assert (store.run(run_id).study, store.run(run_id).model) == (evil, f"/models/{evil}")
 
 
-def test_runs_whose_decoding_was_timed_are_found_by_device_and_backend(store):
-    ids = fill(store)
+def test_runs_whose_decoding_was_timed_are_found_by_device_and_backend(store, ids):
     found = store.decoded(["NVIDIA H200"], ["native"], limit=9)
     assert {run.id for run in found} == {ids["H200 FP8_TENSOR"], ids["H200 FP8_DYNAMIC"]}
     assert [run.id for run in store.decoded(["NVIDIA H200"], ["baseline"], limit=9)] == [ids["H200 BF16"]]

@@ -1,8 +1,6 @@
 """Who is alive and who holds a slot, on a real database: by counters, whatever the clocks say."""
 
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import update
@@ -13,23 +11,7 @@ from db.pulse import SILENCE_SECONDS, Pulse
 from db.store import Store
 from db.tables import WorkerTable
 from db.workers import ALIVE, DEAD, LEFT, LOOKS, Workers
-from fp8dash.choose.request import Request
 from fp8dash.errors import QueueError
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path / 'fp8dash.sqlite'}")
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def workers(store: Store) -> Workers:
-    workers = Workers(store)
-    workers.register("one", host="here", slot=0, pid=1)
-    workers.register("two", host="here", slot=1, pid=2)
-    return workers
 
 
 def states(store: Store) -> dict[str, str]:
@@ -103,14 +85,15 @@ def test_who_stops_beating_is_at_work_no_longer(monkeypatch: pytest.MonkeyPatch)
     assert pulse.is_felt("one", 2, timedelta(0))
 
 
-def test_a_slot_that_a_live_worker_holds_cannot_be_registered_for(store: Store, workers: Workers) -> None:
-    run_id, _ = store.add_run(Request(), owner="me")
-    lease = Claims(store).claim(run_id, "one")
+def test_a_slot_that_a_live_worker_holds_cannot_be_registered_for(
+    store: Store, workers: Workers, claims: Claims, run: str
+) -> None:
+    lease = claims.claim(run, "one")
     assert lease is not None
     workers.set_child("one", 4711)
     with pytest.raises(QueueError, match="Slot 0 on here has a worker already"):
         workers.register("three", host="here", slot=0, pid=3)
-    assert states(store)["one"] == ALIVE and Claims(store).owns(lease)
+    assert states(store)["one"] == ALIVE and claims.owns(lease)
     assert {worker.child_group for worker in store.workers()} == {4711, None}
 
 

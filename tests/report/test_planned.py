@@ -18,14 +18,9 @@ from fp8dash.model.swap import cast_model
 from fp8dash.predict.accelerators import ACCELERATORS, DEVICES
 from fp8dash.predict.roofline import Plan
 from fp8dash.report.planned import measured_points
-from tests.seed import H200, fill
+from tests.seed import H200
 
 SMOL, HERE = KNOWN["SmolLM2-135M-Instruct"], ACCELERATORS["H200 SXM"]
-
-
-@pytest.fixture
-def ids(store):
-    return fill(store)
 
 
 def change(store, table, where, **values):
