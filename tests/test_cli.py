@@ -26,7 +26,7 @@ def data_dir(tmp_path, monkeypatch):
     monkeypatch.delenv("FP8DASH_DATABASE_URL", raising=False)
 
 
-def said(capsys):
+def printed(capsys):
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return captured
@@ -34,37 +34,37 @@ def said(capsys):
 
 def test_submit_prints_ids_that_runs_and_report_know(capsys):
     assert main(["submit", "--recipe", "FP8_BLOCK", "--recipe", "w=int8/row", "--owner", "ada"]) == 0
-    ids = said(capsys).out.split()
+    ids = printed(capsys).out.split()
     assert len(ids) == 2
     assert main(["runs"]) == 0
-    listed = said(capsys).out
+    listed = printed(capsys).out
     assert all(run_id in listed for run_id in ids) and "queued" in listed
     assert main(["report", "--json"]) == 0
-    rows = json.loads(said(capsys).out)
+    rows = json.loads(printed(capsys).out)
     assert {row["run"]: row["preset"] for row in rows} == {ids[0]: "FP8_BLOCK", ids[1]: None}
     assert all(row["owner"] == "ada" and row["state"] == "queued" for row in rows)
     assert main(["cancel", ids[0]]) == 0
     assert main(["cancel", ids[0]]) == 1
-    assert "cancelled already" in said(capsys).err
+    assert "cancelled already" in printed(capsys).err
     assert main(["retry", ids[0]]) == 0
 
 
 def test_windows_are_long_where_a_gpu_is_at_work_unless_a_length_is_said(capsys):
     def lengths():
-        assert main(["submit", "--windows", str(5 + len(found))]) == 0
-        assert main(["submit", "--windows", str(5 + len(found)), "--window-length", "64"]) == 0
+        assert main(["submit", "--windows", str(5 + len(window_lengths))]) == 0
+        assert main(["submit", "--windows", str(5 + len(window_lengths)), "--window-length", "64"]) == 0
         with store.session() as session:
             asked = session.scalars(select(RunTable.request).order_by(RunTable.created_at)).all()
         return [request.get("window_length", 512) for request in asked[-2:]]
 
-    store, found = Store(database_url()), []
-    found.append(lengths())
+    store, window_lengths = Store(database_url()), []
+    window_lengths.append(lengths())
     Workers(store).register("w-gpu", host="h", slot=0, pid=1)
     with store.session() as session:
         session.execute(update(WorkerTable).values(device="NVIDIA H200", device_kind="cuda"))
-    found.append(lengths())
+    window_lengths.append(lengths())
     store.close()
-    assert found == [[512, 64], [2048, 64]]
+    assert window_lengths == [[512, 64], [2048, 64]]
 
 
 def test_the_report_is_a_parquet_file_or_a_sentence(capsys, tmp_path):
@@ -72,7 +72,7 @@ def test_the_report_is_a_parquet_file_or_a_sentence(capsys, tmp_path):
     assert main(["report", "--parquet", str(tmp_path / "runs.parquet")]) == 0
     assert parquet.read_table(tmp_path / "runs.parquet")["preset"].to_pylist() == ["FP8_BLOCK"]
     assert main(["report", "--parquet", str(tmp_path / "none" / "runs.parquet")]) == 1
-    assert "cannot be written: No such file" in said(capsys).err
+    assert "cannot be written: No such file" in printed(capsys).err
 
 
 def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
@@ -81,8 +81,8 @@ def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
         assert main(["submit", *more, "--needle-repeats", "2", "--needle-chat", "off"]) == 0
     with Store(database_url()).session() as session:
         asked = session.scalars(select(RunTable.request).order_by(RunTable.created_at)).all()
-    found = [(a["needle_kind"], a["haystack"], a["needle_repeats"], a["needle_chat"]) for a in asked]
-    assert found == [
+    needles = [(a["needle_kind"], a["haystack"], a["needle_repeats"], a["needle_chat"]) for a in asked]
+    assert needles == [
         ("multivalue", "essay", 2, "off"),
         ("single_3", "corpus", 2, "off"),
         ("single_1", "noise", 2, "off"),
@@ -122,7 +122,7 @@ def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
 )
 def test_bad_input_is_one_sentence(capsys, arguments, sentence):
     assert main(arguments) == 1
-    *remarks, error = said(capsys).err.splitlines()
+    *remarks, error = printed(capsys).err.splitlines()
     assert error.startswith("fp8dash: ") and sentence in error and len(error) < 500
     assert all("not on this machine" in remark for remark in remarks)
 
@@ -130,7 +130,7 @@ def test_bad_input_is_one_sentence(capsys, arguments, sentence):
 def asked(capsys, *arguments):
     """The request that a submission makes, and what is said beside it."""
     assert main(["submit", "--owner", "ada", *arguments]) == 0
-    captured = said(capsys)
+    captured = printed(capsys)
     store = Store(database_url())
     request = store.run(captured.out.split()[0]).request
     store.close()
@@ -155,7 +155,7 @@ def test_what_a_folders_config_rules_out_is_refused_at_submit(capsys, tiny):
         ("w=int8/row skip=down_proj", "gemm", "matches no module of this model; nearest: skip=*.down_proj"),
     ):
         assert main(["submit", "--model", str(tiny), "--recipe", recipe, "--measures", measures]) == 1
-        assert sentence in said(capsys).err
+        assert sentence in printed(capsys).err
     assert main(["submit", "--model", str(tiny), "--recipe", "W4A16"]) == 0
 
 
@@ -203,12 +203,12 @@ def test_a_terminal_without_utf8_gets_every_command():
 
 def test_a_csvs_header_is_plain_ascii(capsys):
     assert main(["report", "--csv"]) == 0
-    assert said(capsys).out.isascii()
+    assert printed(capsys).out.isascii()
 
 
 def test_submit_names_tasks_and_how_many_documents(capsys):
     assert main(["submit", "--tasks", "fp8dash_pydocs,arc_easy", "--task-limit", "100", "--owner", "ada"]) == 0
-    (run_id,) = said(capsys).out.split()
+    (run_id,) = printed(capsys).out.split()
     store = Store(database_url())
     request = store.run(run_id).request
     store.close()
@@ -223,24 +223,26 @@ def test_a_port_in_use_is_one_sentence(capsys):
         port = str(taken.getsockname()[1])
         assert main(["up", "--port", port]) == 1
         assert main(["demo", "--port", port]) == 1
-    assert "choose another with --port" in said(capsys).err
+    assert "choose another with --port" in printed(capsys).err
 
 
 def test_a_database_that_cannot_be_opened_is_one_sentence(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("FP8DASH_DATABASE_URL", "sqlite:////proc/none/x.sqlite")
     assert main(["runs"]) == 1
-    assert "cannot be made" in said(capsys).err
+    assert "cannot be made" in printed(capsys).err
 
 
 def test_a_defect_is_an_internal_error_with_its_traceback_in_a_file(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("db.store.Store.runs", lambda *_, **__: 1 / 0)
     assert main(["runs"]) == 1
-    assert "internal error: ZeroDivisionError" in said(capsys).err
+    assert "internal error: ZeroDivisionError" in printed(capsys).err
     assert "ZeroDivisionError" in (tmp_path / "data" / "fp8dash.log").read_text()
 
 
 def test_doctor_says_what_runs_here_and_why_not_the_rest():
-    found = subprocess.run([sys.executable, "-m", "fp8dash.cli", "doctor"], capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, "-m", "fp8dash.cli", "doctor"], capture_output=True, text=True, check=True
+    )
     for words in (
         "torch",
         "device",
@@ -249,24 +251,26 @@ def test_doctor_says_what_runs_here_and_why_not_the_rest():
         "no native kernel for 1x32",
         "start one with `fp8dash worker`",
     ):
-        assert words in found.stdout
+        assert words in completed.stdout
 
 
 def test_a_question_is_queued_once_and_its_study_written_up(capsys):
     assert main(["study", "deploy", "--owner", "ada", "--backend", "emulated"]) == 0
-    assert said(capsys).out.startswith("0 of 5 runs were there already; queued: ")
+    assert printed(capsys).out.startswith("0 of 5 runs were there already; queued: ")
     assert main(["study", "deploy", "--owner", "ada", "--backend", "emulated"]) == 0
-    assert said(capsys).out == "5 of 5 runs were there already; queued: none\n"
+    assert printed(capsys).out == "5 of 5 runs were there already; queued: none\n"
     store = Store(database_url())
     (study,) = store.studies()
     store.close()
     assert (study.name, study.states) == ("BF16, FP8, INT8 or W4A16?", {"queued": 5})
     assert main(["report", "--study", study.id]) == 0
-    assert said(capsys).out.startswith("# BF16, FP8, INT8 or W4A16?\n\n**No answer yet: 0 of 5 runs have finished.**")
+    assert printed(capsys).out.startswith(
+        "# BF16, FP8, INT8 or W4A16?\n\n**No answer yet: 0 of 5 runs have finished.**"
+    )
     assert main(["report", "--study", study.id, "--html"]) == 0
-    assert said(capsys).out.startswith("<!doctype html>")
+    assert printed(capsys).out.startswith("<!doctype html>")
     assert main(["report", "--html"]) == 1
-    assert "is of one study" in said(capsys).err
+    assert "is of one study" in printed(capsys).err
 
 
 def test_ship_prints_the_decision_and_why_the_others_lost(capsys):

@@ -24,7 +24,7 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def study(cache):
     """Values by recipe: perplexity for all eight and the fine one, the needle for the baseline."""
-    found = {}
+    values = {}
     for recipe in (*DEMO_STUDY, FINE):
         measures = ("perplexity", "needle") if recipe == "BF16" else ("perplexity",)
         request = Request.of(recipe=recipe, backend="emulated", measures=measures)
@@ -34,15 +34,15 @@ def study(cache):
             if isinstance(item, StageResult)
             for row in item.rows
         ]
-        found[recipe] = {row.name: row.value for row in rows if isinstance(row, Measurement)}
-    return found
+        values[recipe] = {row.name: row.value for row in rows if isinstance(row, Measurement)}
+    return values
 
 
 def test_the_baselines_perplexity_is_plain_transformers(study, cache):
-    found = load(locate("demo", cache), torch.device("cpu"))
-    windows = cut_windows(found.tokenizer, load_corpus("pydocs"), 8, 512, found.context).ids
+    loaded = load(locate("demo", cache), torch.device("cpu"))
+    windows = cut_windows(loaded.tokenizer, load_corpus("pydocs"), 8, 512, loaded.context).ids
     with torch.no_grad():
-        losses = [float(found.model(input_ids=ids[None], labels=ids[None]).loss) for ids in windows]
+        losses = [float(loaded.model(input_ids=ids[None], labels=ids[None]).loss) for ids in windows]
     assert study["BF16"]["ppl"] == pytest.approx(math.exp(sum(losses) / 8), rel=1e-4)
 
 

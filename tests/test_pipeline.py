@@ -35,10 +35,10 @@ def test_a_run_yields_each_stage_once_with_its_rows_and_facts(request_, tmp_path
 
 def test_a_long_step_is_told_of_from_inside_the_model(request_, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "EVERY_SECONDS", 0.0)
-    heard, told = list[Progress](), list[Progress]()
+    heard, inner_steps = list[Progress](), list[Progress]()
 
     def tell(progress: Progress) -> None:
-        told.append(progress)
+        inner_steps.append(progress)
         heard.append(progress)
 
     for item in run_stages(request_, frozenset(), tmp_path, tell):
@@ -49,8 +49,8 @@ def test_a_long_step_is_told_of_from_inside_the_model(request_, tmp_path, monkey
     assert list(dict.fromkeys(one)) == [(2, 8), (6, 24), (7, 24), (8, 24)], "the step, then each of two blocks"
     assert len(one) > 1 + 2 * 7, "within a block, from each of its Linears"
     assert sum(p.message == "window 2 of 4: scores" for p in steps) == 1 + 2, "both heads, once for each 64 rows"
-    assert {"baseline", "perplexity", "needle"} <= {p.stage for p in told}
-    assert not {"load", "gemm"} & {p.stage for p in told}, "nothing runs beside what is timed"
+    assert {"baseline", "perplexity", "needle"} <= {p.stage for p in inner_steps}
+    assert not {"load", "gemm"} & {p.stage for p in inner_steps}, "nothing runs beside what is timed"
 
 
 def test_a_result_survives_its_json_form(request_, tmp_path):
@@ -70,13 +70,13 @@ def test_a_run_taken_up_again_measures_only_what_is_left(request_, tmp_path):
 
 
 def test_measures_may_be_left_out(request_, tmp_path):
-    found = results(request_.but(measures=("gemm",)), (), tmp_path)
-    assert list(found) == ["load", "baseline", "quantize", "gemm"] and not found["baseline"].rows
+    stages = results(request_.but(measures=("gemm",)), (), tmp_path)
+    assert list(stages) == ["load", "baseline", "quantize", "gemm"] and not stages["baseline"].rows
     assert not (tmp_path / "baselines").exists()
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_path):
-    for change, error, said in (
+    for change, error, message in (
         ({"needle_lengths": (4096,)}, CorpusError, "exceed the model's context"),
         ({"window_length": 4096}, CorpusError, "exceed the model's context"),
         ({"recipe": "w=fp8/row"}, InvalidChoice, "not a format"),
@@ -85,7 +85,7 @@ def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_p
         ({"needle_lengths": (128, 256)}, CorpusError, "cannot hold the question itself: choose at least"),
     ):
         seen = []
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             seen += run_stages(request_.but(**change), frozenset(), tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_studys_usual_needles_can_be_looked_for_with_one_token_a_byte(request_
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"model": " "}, "No model is named"),
         ({"corpus": ""}, "No corpus is named"),
@@ -112,8 +112,8 @@ def test_a_studys_usual_needles_can_be_looked_for_with_one_token_a_byte(request_
         ({"needle_depths": (101,)}, "out of range"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_with_what_to_change(change, said):
-    with pytest.raises(InvalidChoice, match=said):
+def test_a_request_that_cannot_be_is_refused_with_what_to_change(change, message):
+    with pytest.raises(InvalidChoice, match=message):
         Request.of(**change).checked()
 
 

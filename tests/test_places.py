@@ -53,9 +53,9 @@ def test_a_file_in_the_data_folders_way_is_one_sentence(tmp_path, monkeypatch, c
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(tmp_path.joinpath("taken", *inner)))
     assert main(command) == 1
-    said = capsys.readouterr().err
-    assert "cannot be made" in said and "Set FP8DASH_DATA_DIR to another one." in said
-    assert said.count("\n") == 1 and "Traceback" not in said
+    message = capsys.readouterr().err
+    assert "cannot be made" in message and "Set FP8DASH_DATA_DIR to another one." in message
+    assert message.count("\n") == 1 and "Traceback" not in message
 
 
 @pytest.mark.parametrize("name", ["cache", "logs"])

@@ -54,33 +54,34 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty(n, most, kind):
     rng, truth, held = np.random.default_rng(0), 0.02, 0
     for trial in range(1_000):
         base = 2.5 + 0.4 * rng.standard_normal(n)
-        ours = base + truth + 0.02 * DRAWS[kind](rng, n)
-        found = paired_difference(ours.tolist(), base.tolist(), seed=trial)
-        held += found.low <= truth <= found.high
+        values = base + truth + 0.02 * DRAWS[kind](rng, n)
+        difference = paired_difference(values.tolist(), base.tolist(), seed=trial)
+        held += difference.low <= truth <= difference.high
     assert 0.925 <= held / 1_000 <= most
 
 
 def test_windows_of_unequal_length_count_by_their_tokens():
     rng = np.random.default_rng(3)
     deltas, tokens = rng.normal(0.01, 0.02, 40), rng.integers(10, 500, 40)
-    found = paired_difference(deltas.tolist(), [0.0] * 40, weights=tokens.tolist())
-    assert found.mean == pytest.approx(float((deltas * tokens).sum() / tokens.sum()))
+    difference = paired_difference(deltas.tolist(), [0.0] * 40, weights=tokens.tolist())
+    assert difference.mean == pytest.approx(float((deltas * tokens).sum() / tokens.sum()))
     same = [paired_difference(deltas.tolist(), [0.0] * 40, weights=w) for w in (None, [7] * 40)]
     assert same[0].low == pytest.approx(same[1].low) and same[0].p == pytest.approx(same[1].p)
 
 
 def test_many_windows_are_joined_to_neighbours_and_keep_mean_and_width():
     deltas = np.random.default_rng(4).normal(0.01, 0.02, 5_000)
-    found = paired_difference(deltas.tolist(), [0.0] * 5_000)
-    assert found.mean == pytest.approx(float(deltas.mean()), rel=1e-12)
-    assert found.half_width == pytest.approx(1.96 * 0.02 / math.sqrt(5_000), rel=0.25)  # a drawn lag widens by 15 %
-    assert found.spread == pytest.approx(0.02, rel=0.25)
+    difference = paired_difference(deltas.tolist(), [0.0] * 5_000)
+    assert difference.mean == pytest.approx(float(deltas.mean()), rel=1e-12)
+    normal = 1.96 * 0.02 / math.sqrt(5_000)
+    assert difference.half_width == pytest.approx(normal, rel=0.25)  # a drawn lag widens by 15 %
+    assert difference.spread == pytest.approx(0.02, rel=0.25)
 
 
 def test_the_p_value_is_five_per_cent_where_an_end_of_the_interval_is_zero():
     deltas = np.random.default_rng(5).normal(0.0, 1.0, 12)
-    found = paired_difference(deltas.tolist(), [0.0] * 12)
-    for end in (found.low, found.high):
+    difference = paired_difference(deltas.tolist(), [0.0] * 12)
+    for end in (difference.low, difference.high):
         assert paired_difference((deltas - end).tolist(), [0.0] * 12).p == pytest.approx(0.05, rel=1e-6)
 
 
@@ -108,11 +109,13 @@ def test_stopping_at_a_width_keeps_the_level_whatever_look_it_stops_at():
     for trial in range(500):
         deltas = 0.02 + 0.01 * (heavy(rng, 64) - 1.0)
         for look in looks(64):
-            found = paired_difference(deltas[:look].tolist(), [0.0] * look, seed=trial, confidence=look_confidence(64))
-            if found.half_width < 0.0025:
+            difference = paired_difference(
+                deltas[:look].tolist(), [0.0] * look, seed=trial, confidence=look_confidence(64)
+            )
+            if difference.half_width < 0.0025:
                 break
         at.append(look)
-        held += found.low <= 0.02 <= found.high
+        held += difference.low <= 0.02 <= difference.high
     assert held / 500 >= 0.925 and len(set(at)) > 1
 
 
@@ -137,27 +140,27 @@ def test_holm_is_that_of_its_paper_and_more_tests_make_it_stricter():
 def test_pairing_sees_what_an_unpaired_comparison_cannot():
     rng = np.random.default_rng(1)
     base = 2.5 + 0.4 * rng.standard_normal(16)
-    found = paired_difference((base + 0.01 + 0.002 * rng.standard_normal(16)).tolist(), base.tolist())
-    assert not found.is_tie and found.low < 0.01 < found.high
+    difference = paired_difference((base + 0.01 + 0.002 * rng.standard_normal(16)).tolist(), base.tolist())
+    assert not difference.is_tie and difference.low < 0.01 < difference.high
 
 
 def test_differences_that_are_all_the_same_are_certain_whatever_their_last_bit_says():
-    found = paired_difference([0.1 + 0.3] * 7, [0.3] * 7, weights=[511.0] * 6 + [100.0])
-    assert found.low == found.mean == found.high == pytest.approx(0.1) and found.p == 0.0
+    difference = paired_difference([0.1 + 0.3] * 7, [0.3] * 7, weights=[511.0] * 6 + [100.0])
+    assert difference.low == difference.mean == difference.high == pytest.approx(0.1) and difference.p == 0.0
 
 
 def test_few_windows_give_no_interval_and_so_a_tie():
-    found = paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
-    assert (found.mean, found.low, found.high, found.is_tie) == (2.0, None, None, True)
+    difference = paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
+    assert (difference.mean, difference.low, difference.high, difference.is_tie) == (2.0, None, None, True)
 
 
 def test_weights_are_as_if_each_pair_stood_there_that_often():
     """Ten documents, one of them of 991 words: alone it moves the mean, and the interval with it."""
-    ours, theirs, weights = [float(i) for i in range(10)], [0.0] * 10, [1.0] * 9 + [991.0]
-    found = paired_difference(ours, theirs, weights=weights)
-    assert found.mean == pytest.approx((36 + 9 * 991) / 1_000)
-    assert found.low < found.mean < found.high + 0.1 and found.low < 8.0
-    alike, plain = paired_difference(ours, theirs, weights=[3.0] * 10), paired_difference(ours, theirs)
+    values, others, weights = [float(i) for i in range(10)], [0.0] * 10, [1.0] * 9 + [991.0]
+    difference = paired_difference(values, others, weights=weights)
+    assert difference.mean == pytest.approx((36 + 9 * 991) / 1_000)
+    assert difference.low < difference.mean < difference.high + 0.1 and difference.low < 8.0
+    alike, plain = paired_difference(values, others, weights=[3.0] * 10), paired_difference(values, others)
     assert (alike.mean, alike.low, alike.high) == pytest.approx((plain.mean, plain.low, plain.high))
 
 
@@ -174,29 +177,29 @@ def test_samples_of_unequal_length_are_refused():
 def test_where_few_windows_differ_the_interval_stays_within_reach_of_the_data(n, odd, step, level, noise, seed):
     """Resamples without the odd windows vary by rounding alone, or next to nothing: they must not decide the width."""
     odd = min(odd, n - 2)
-    theirs = [level] * n
-    ours = [level + noise * (i % 3) for i in range(n - odd)] + [level + step] * odd
-    found = paired_difference(ours, theirs, neighbours=0, seed=seed)
-    span = max(x - level for x in [*ours, level]) - min(x - level for x in [*ours, level])
+    others = [level] * n
+    values = [level + noise * (i % 3) for i in range(n - odd)] + [level + step] * odd
+    difference = paired_difference(values, others, neighbours=0, seed=seed)
+    span = max(x - level for x in [*values, level]) - min(x - level for x in [*values, level])
     reach = 5 * span * (1 + 1e-9)  # an end may lie on the bound itself, and rounds
-    assert found.mean - reach <= found.low <= found.mean <= found.high <= found.mean + reach
-    mirrored = paired_difference([2 * level - x for x in ours], theirs, neighbours=0, seed=seed)
-    assert mirrored.low == pytest.approx(-found.high, abs=1e-6 * span + 1e-12)
+    assert difference.mean - reach <= difference.low <= difference.mean <= difference.high <= difference.mean + reach
+    mirrored = paired_difference([2 * level - x for x in values], others, neighbours=0, seed=seed)
+    assert mirrored.low == pytest.approx(-difference.high, abs=1e-6 * span + 1e-12)
 
 
 def test_one_window_that_differs_among_ten_is_no_difference_of_millions():
-    found = paired_difference([0.5] * 9 + [1.0], [0.5] * 10, neighbours=0)
-    assert found.mean == pytest.approx(0.05) and -0.1 < found.low < 0.0 < found.high < 1.0
+    difference = paired_difference([0.5] * 9 + [1.0], [0.5] * 10, neighbours=0)
+    assert difference.mean == pytest.approx(0.05) and -0.1 < difference.low < 0.0 < difference.high < 1.0
 
 
 @settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=8, max_size=8), min_size=1, max_size=6))
 def test_a_verdict_is_what_the_interval_beside_it_says(runs):
     """Holm's procedure by p and the interval at each verdict's own level never disagree."""
-    found = [paired_difference(run, [0.0] * 8) for run in runs]
+    differences = [paired_difference(run, [0.0] * 8) for run in runs]
     family = pairs(len(runs) + 1)
-    fallen = holm([difference.p for difference in found], family=family)
-    assert [not difference.is_tie for difference in judged(found, family=family)] == fallen
+    fallen = holm([difference.p for difference in differences], family=family)
+    assert [not difference.is_tie for difference in judged(differences, family=family)] == fallen
 
 
 def test_an_open_comparison_says_how_many_windows_would_do():
@@ -212,11 +215,11 @@ def test_an_open_comparison_says_how_many_windows_would_do():
 @settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
 def test_hits_that_chance_alone_may_make_so_are_tied_by_their_interval(pairs_of_hits):
-    ours, theirs = zip(*pairs_of_hits, strict=True)
-    found = hits_difference(ours, theirs)
-    assert found.low <= found.mean <= found.high
-    if mcnemar(ours, theirs) > 0.05:
-        assert found.is_tie
+    hits, others = zip(*pairs_of_hits, strict=True)
+    difference = hits_difference(hits, others)
+    assert difference.low <= difference.mean <= difference.high
+    if mcnemar(hits, others) > 0.05:
+        assert difference.is_tie
 
 
 def test_t_quantiles_are_the_tables():

@@ -57,9 +57,9 @@ def test_a_few_layers_have_the_parameters_of_transformers_own_model(name):
 
 def test_layers_without_experts_are_those_that_transformers_leaves_dense():
     config = CONFIGS["Qwen3-30B-A3B"][0] | {"num_hidden_layers": 6, "decoder_sparse_step": 3, "mlp_only_layers": [5]}
-    found = architecture(config, "sparse")
-    assert found.parameters == parameters_of_transformers(config)
-    assert {linear.layers for linear in found.linears if ".experts." in linear.name} == {(2,)}
+    sparse = architecture(config, "sparse")
+    assert sparse.parameters == parameters_of_transformers(config)
+    assert {linear.layers for linear in sparse.linears if ".experts." in linear.name} == {(2,)}
 
 
 def test_decoding_multiplies_by_the_latent_and_prefill_by_whole_heads():

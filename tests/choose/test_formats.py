@@ -62,9 +62,9 @@ def test_every_code_and_fact_is_the_reference_tables(fmt):
 @every_format
 def test_every_finite_code_encodes_to_itself(fmt):
     """Zero and the integer that symmetry leaves out aside, codes and values are one to one."""
-    known = [v for v in by_code(fmt) if math.isfinite(v) and abs(v) <= fmt.max]
-    found = decode(encode(torch.tensor(known, dtype=torch.float32), fmt), fmt)
-    assert found.tolist() == known
+    finite = [v for v in by_code(fmt) if math.isfinite(v) and abs(v) <= fmt.max]
+    decoded = decode(encode(torch.tensor(finite, dtype=torch.float32), fmt), fmt)
+    assert decoded.tolist() == finite
 
 
 @every_format
@@ -90,11 +90,11 @@ def spacing(fmt, value):
 def test_an_ocp_byte_read_as_fnuz_is_half_its_value():
     """REFERENCE["fnuz_reinterpretation"]: true of every finite code but minus zero, which becomes NaN."""
     for ocp, fnuz in (("e4m3fn", "e4m3fnuz"), ("e5m2", "e5m2fnuz")):
-        ours, theirs = by_code(FORMATS[ocp]), by_code(FORMATS[fnuz])
-        finite = np.isfinite(ours)
+        ocp_values, fnuz_values = by_code(FORMATS[ocp]), by_code(FORMATS[fnuz])
+        finite = np.isfinite(ocp_values)
         finite[0x80] = False
-        np.testing.assert_array_equal(theirs[finite], ours[finite] / 2)
-        assert math.isnan(theirs[0x80])
+        np.testing.assert_array_equal(fnuz_values[finite], ocp_values[finite] / 2)
+        assert math.isnan(fnuz_values[0x80])
     assert by_code(FORMATS["e4m3fnuz"])[[0x7E, 0x7F, 0xFF]].tolist() == [224.0, 240.0, -240.0]
 
 

@@ -121,7 +121,7 @@ def test_a_preset_is_found_by_its_recipe_and_by_its_name(preset):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "casts nothing"),
         ("fp9", "not part of a recipe"),
@@ -155,10 +155,10 @@ def test_a_preset_is_found_by_its_recipe_and_by_its_name(preset):
         ("attn=e4m3fn", "not a cast"),
     ],
 )
-def test_what_does_not_parse_is_said_with_an_example_or_the_choices(text, said):
+def test_what_does_not_parse_is_said_with_an_example_or_the_choices(text, message):
     with pytest.raises(InvalidChoice, match="choose|write|use|give|as in") as caught:
         recipe_from(text)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_bits_per_element_are_the_reference():
@@ -182,9 +182,9 @@ def test_the_first_override_that_names_a_module_holds_and_its_other_operand_stay
 
 def test_the_cpu_is_called_slow_only_where_a_kernel_is_asked_for():
     cpu, recipe = Device("cpu", "CPU"), parse_recipe("w=e4m3fn/row a=e4m3fn/row")
-    told = {backend: " ".join(a.text for a in advise(recipe, None, cpu, backend)) for backend in BACKENDS}
-    assert "slower than BF16" in told["auto"] and "slower than BF16" in told["native"]
-    assert told["emulated"] == ""
+    advice = {backend: " ".join(a.text for a in advise(recipe, None, cpu, backend)) for backend in BACKENDS}
+    assert "slower than BF16" in advice["auto"] and "slower than BF16" in advice["native"]
+    assert advice["emulated"] == ""
 
 
 def test_twelve_presets_are_everyday_ones():

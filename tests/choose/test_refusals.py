@@ -21,12 +21,12 @@ NOTHING = "skip this layer or emulate it"
 NATIVE = ("e4m3fn", "e5m2", "int8")  # formats that some kernel multiplies
 
 
-def nearest_of(said):
+def nearest_of(reason):
     """What a refusal recommends, its form checked."""
-    found = FORM.fullmatch(str(said))
-    assert found, said
-    assert found["whose"].startswith(WHOSE), said
-    return found["nearest"]
+    match = FORM.fullmatch(str(reason))
+    assert match, reason
+    assert match["whose"].startswith(WHOSE), reason
+    return match["nearest"]
 
 
 def refusal(read, *args):
@@ -71,37 +71,37 @@ def test_the_nearest_recipe_to_one_without_a_kernel_has_one(device, shape, every
 @pytest.mark.parametrize("when", [when for when in WHENS if when != DYNAMIC.name])
 def test_the_nearest_cast_to_one_that_cannot_be_made_beforehand_can_be(when):
     texts = ["/".join(names) for names in product(FORMATS, TILES, RULES, [when])]
-    refused = [said for said in (refusal(parse_cast, text) for text in texts) if said]
+    refused = [error for error in (refusal(parse_cast, text) for text in texts) if error]
     assert 0 < len(refused) < len(texts)
-    for said in refused:
-        assert parse_cast(nearest_of(said)).is_observed
+    for error in refused:
+        assert parse_cast(nearest_of(error)).is_observed
 
 
 def test_the_nearest_kv_cast_to_one_refused_is_read():
     texts = ["/".join(names) for names in product(KV_FORMATS, KV_SHARES, KV_SCALES)]
-    refused = [said for said in (refusal(parse_kv, text) for text in texts) if said]
+    refused = [error for error in (refusal(parse_kv, text) for text in texts) if error]
     assert 0 < len(refused) < len(texts)
-    for said in refused:
-        parse_kv(nearest_of(said))
+    for error in refused:
+        parse_kv(nearest_of(error))
 
 
 @pytest.mark.parametrize("more", ["", " w[*.down_proj]=int8/row"])
 def test_the_nearest_recipe_to_an_accumulator_that_does_not_fit_is_read(more):
     texts = [f"w={w}/row a={a}/row acc=ada{more}" for w, a in product(FORMATS, FORMATS)]
     texts += [f"{operand}={fmt}/row acc=ada{more}" for operand, fmt in product("wa", FORMATS)]
-    refused = [said for said in (refusal(parse_recipe, text) for text in texts) if said]
+    refused = [error for error in (refusal(parse_recipe, text) for text in texts) if error]
     assert len(refused) == len(texts) - (0 if more else 4)  # e4m3fn and e5m2 on either side
-    for said in refused:
-        assert parse_recipe(nearest_of(said)).accumulator
+    for error in refused:
+        assert parse_recipe(nearest_of(error)).accumulator
 
 
 def test_the_nearest_recipe_to_one_that_no_checkpoint_holds_is_held():
     for recipe in alike():
         for weights_only in (False, True):
             asked = Recipe(weights=recipe.weights) if weights_only else recipe
-            said = refusal(refuse_no_checkpoint, asked)
-            if said:
-                refuse_no_checkpoint(with_nearest(asked, nearest_of(said)))
+            error = refusal(refuse_no_checkpoint, asked)
+            if error:
+                refuse_no_checkpoint(with_nearest(asked, nearest_of(error)))
 
 
 def with_nearest(recipe, nearest):

@@ -43,9 +43,9 @@ def test_a_run_is_claimed_by_one_worker(store: Store, claims: Claims, run: str) 
     claim = claimed(claims, run)
     assert (claim.attempt, claim.done, Request.from_json(claim.request)) == (1, frozenset(), Request())
     assert claims.claim(run, "two") is None
-    found = store.run(run)
-    assert (found.state, found.worker_id, found.attempt) == (RUNNING, "one", 1)
-    assert found.started_at is not None and found.started_at >= found.created_at
+    row = store.run(run)
+    assert (row.state, row.worker_id, row.attempt) == (RUNNING, "one", 1)
+    assert row.started_at is not None and row.started_at >= row.created_at
 
 
 def test_a_stage_is_recorded_once_with_its_rows_and_facts(store: Store, claims: Claims, run: str) -> None:
@@ -56,27 +56,27 @@ def test_a_stage_is_recorded_once_with_its_rows_and_facts(store: Store, claims: 
     assert math.isnan(first.value or 0.0) and second.value == 0.79
     assert [layer.name for layer in store.layers([run])[run]] == ["q_proj"]
     assert [stage.stage for stage in store.stages([run])[run]] == ["quantize"]
-    found = store.run(run)
-    assert (found.model_hash, found.device, found.facts) == ("abc", "CPU", {"peak_rss_bytes": 7})
+    row = store.run(run)
+    assert (row.model_hash, row.device, row.facts) == ("abc", "CPU", {"peak_rss_bytes": 7})
 
 
 def test_facts_of_a_later_stage_join_those_of_an_earlier_one(store: Store, claims: Claims, run: str) -> None:
     claim = claimed(claims, run)
     claims.record_stage(claim, RESULT)
     claims.record_stage(claim, StageResult("gemm", 1.0, (), {"backend": "native", "threads": 2}))
-    found = store.run(run)
-    assert (found.facts, found.backend, found.device) == ({"peak_rss_bytes": 7, "threads": 2}, "native", "CPU")
+    row = store.run(run)
+    assert (row.facts, row.backend, row.device) == ({"peak_rss_bytes": 7, "threads": 2}, "native", "CPU")
 
 
 def test_progress_is_shown_and_gone_at_the_end(store: Store, claims: Claims, run: str) -> None:
     claim = claimed(claims, run)
     assert claims.progress(claim, Progress("gemm", 1, 4, "M=16"))
-    found = store.run(run)
-    assert (found.stage, found.stage_share, found.message) == ("gemm", 0.25, "M=16")
+    row = store.run(run)
+    assert (row.stage, row.stage_share, row.message) == ("gemm", 0.25, "M=16")
     assert claims.finish(claim, FINISHED)
-    found = store.run(run)
-    assert (found.state, found.stage_share, found.message) == (FINISHED, 1.0, "")
-    assert found.finished_at is not None
+    row = store.run(run)
+    assert (row.state, row.stage_share, row.message) == (FINISHED, 1.0, "")
+    assert row.finished_at is not None
 
 
 def test_a_finished_run_lets_an_identical_request_in(store: Store, claims: Claims, run: str) -> None:
@@ -128,8 +128,8 @@ def test_a_worker_that_leaves_gives_its_run_back_without_an_attempt(
 ) -> None:
     claimed(claims, run)
     workers.leave("one")
-    found = store.run(run)
-    assert (found.state, found.attempt, found.worker_id) == (QUEUED, 0, None)
+    row = store.run(run)
+    assert (row.state, row.attempt, row.worker_id) == (QUEUED, 0, None)
     assert {worker.id: worker.state for worker in store.workers()}["one"] == LEFT
 
 
@@ -157,9 +157,9 @@ def test_a_run_that_takes_its_machine_down_each_time_fails_in_the_end_and_says_s
     for _ in range(MAX_STARTS):
         claimed(claims, run)
     assert claims.claim(run, "one") is None
-    found = store.run(run)
-    assert found.state == FAILED
-    assert found.error is not None and f"started {MAX_STARTS} times and no stage finished" in found.error
+    row = store.run(run)
+    assert row.state == FAILED
+    assert row.error is not None and f"started {MAX_STARTS} times and no stage finished" in row.error
 
 
 def test_a_run_that_makes_progress_may_be_started_any_number_of_times(store: Store, claims: Claims, run: str) -> None:
@@ -183,8 +183,8 @@ def test_a_retry_starts_counting_again_and_keeps_the_finished_stages(store: Stor
     claims.record_stage(claim, RESULT)
     claims.finish(claim, FAILED, "no luck")
     claims.retry(run)
-    found = store.run(run)
-    assert (found.state, found.attempt, found.error, found.finished_at) == (QUEUED, 0, None, None)
+    row = store.run(run)
+    assert (row.state, row.attempt, row.error, row.finished_at) == (QUEUED, 0, None, None)
     claim = claimed(claims, run)
     assert (claim.attempt, claim.done) == (1, {"quantize"})
 

@@ -162,8 +162,8 @@ def test_what_is_not_finite_is_kept_as_what_it_is(store, value):
     row = Measurement("kld", value, "nats", "lower", "m", "emulated")
     with store.session() as session:
         session.execute(insert(MeasurementTable).values(row_values(run_id, "perplexity", row)))
-    (found,) = store.measurements([run_id])[run_id]
-    assert found == row or (math.isnan(found.value) and math.isnan(value))
+    (measurement,) = store.measurements([run_id])[run_id]
+    assert measurement == row or (math.isnan(measurement.value) and math.isnan(value))
 
 
 def columns(store, table, *without):
@@ -197,16 +197,19 @@ def test_a_standing_written_again_is_the_same(store, ids):
 def test_a_choice_narrows_and_its_ranks_stay_those_among_all_peers(store, ids):
     names = {run: name for name, run in ids.items()}
 
-    def found(**choice):
+    def chosen_names(**choice):
         return [names[row.run] for row in store.standings(Choice(states=("finished",), **choice))]
 
-    assert found(formats=("int8",)) == ["INT8", "INT8_TENSOR"]
-    assert found(tiles=("128x128",)) == ["FP8_BLOCK"]
-    assert found(owners=("grace",)) == ["H200 BF16", "H200 FP8_DYNAMIC", "H200 FP8_TENSOR"]
-    assert found(devices=("NVIDIA H200",), backends=("native",)) == ["H200 FP8_DYNAMIC", "H200 FP8_TENSOR"]
-    assert found(search="TILES mxfp8") == ["MXFP8"] and found(search="%") == []
-    assert found(backends=("emulated",), sort="gemm_speedup", order="descending", limit=2) == ["INT8_TENSOR", "INT8"]
-    assert found(backends=("emulated",), limit=2, offset=1) == ["FP8_BLOCK", "FP8_DYNAMIC"]
+    assert chosen_names(formats=("int8",)) == ["INT8", "INT8_TENSOR"]
+    assert chosen_names(tiles=("128x128",)) == ["FP8_BLOCK"]
+    assert chosen_names(owners=("grace",)) == ["H200 BF16", "H200 FP8_DYNAMIC", "H200 FP8_TENSOR"]
+    assert chosen_names(devices=("NVIDIA H200",), backends=("native",)) == ["H200 FP8_DYNAMIC", "H200 FP8_TENSOR"]
+    assert chosen_names(search="TILES mxfp8") == ["MXFP8"] and chosen_names(search="%") == []
+    assert chosen_names(backends=("emulated",), sort="gemm_speedup", order="descending", limit=2) == [
+        "INT8_TENSOR",
+        "INT8",
+    ]
+    assert chosen_names(backends=("emulated",), limit=2, offset=1) == ["FP8_BLOCK", "FP8_DYNAMIC"]
     (row,) = store.standings(Choice(ids=(ids["FP8_BLOCK"],)))
     assert row.rank == 2
     assert store.standing_count(Choice(states=("finished",), formats=("int8",), limit=1)) == 2
@@ -219,9 +222,9 @@ def test_the_front_in_sql_is_the_front_of_the_points(store):
     choice = Choice(states=("finished",), backends=("emulated",))
     rows = store.standings(choice)
     for x, sign, better in (("gemm_speedup", 1, "higher"), ("model_bytes", -1, "lower")):
-        known = [row for row in rows if getattr(row, x) is not None]
-        best = pareto_front([(row.kld, sign * getattr(row, x)) for row in known])
-        assert [row.run for row in store.front(choice, x, better)] == [known[i].run for i in best]
+        measured = [row for row in rows if getattr(row, x) is not None]
+        best = pareto_front([(row.kld, sign * getattr(row, x)) for row in measured])
+        assert [row.run for row in store.front(choice, x, better)] == [measured[i].run for i in best]
 
 
 def test_of_each_recipe_the_newest_finished_run_may_be_shipped(store, ids):
@@ -231,9 +234,9 @@ def test_of_each_recipe_the_newest_finished_run_may_be_shipped(store, ids):
     again = fill(store, now=datetime(2030, 1, 1, tzinfo=UTC))
     groups = {group.key: group for group in store.groups()}
     assert sorted(group.count for group in store.groups()) == [2, 2, 4, 14]
-    found = {row.run for row in store.newest_by_recipe(list(groups))}
-    assert found == {run for name, run in again.items() if name not in ("failed", "cancelled", "running", "queued")}
-    assert not found & set(ids.values())
+    newest = {row.run for row in store.newest_by_recipe(list(groups))}
+    assert newest == {run for name, run in again.items() if name not in ("failed", "cancelled", "running", "queued")}
+    assert not newest & set(ids.values())
 
 
 def test_a_note_bears_who_and_when_and_a_pin_is_asked_for(store):
@@ -247,8 +250,8 @@ def test_a_note_bears_who_and_when_and_a_pin_is_asked_for(store):
     store.unpin(run_id)
     (row,) = store.standings(Choice(ids=(run_id,)))
     assert (row.note, row.note_by, row.note_at, row.pinned) == ("", "", "", False)
-    for note, by, said in (("x", " ", "author of the note has no name"), ("x" * 2001, "ada", "2,001 characters")):
-        with pytest.raises(InvalidChoice, match=said):
+    for note, by, message in (("x", " ", "author of the note has no name"), ("x" * 2001, "ada", "2,001 characters")):
+        with pytest.raises(InvalidChoice, match=message):
             store.annotate(run_id, note, by)
     with pytest.raises(StoreError, match="There is no run nope"):
         store.pin("nope")
@@ -278,8 +281,8 @@ def test_names_are_data_never_sql(store):
 
 
 def test_runs_whose_decoding_was_timed_are_found_by_device_and_backend(store, ids):
-    found = store.decoded(["NVIDIA H200"], ["native"], limit=9)
-    assert {run.id for run in found} == {ids["H200 FP8_TENSOR"], ids["H200 FP8_DYNAMIC"]}
+    native_runs = store.decoded(["NVIDIA H200"], ["native"], limit=9)
+    assert {run.id for run in native_runs} == {ids["H200 FP8_TENSOR"], ids["H200 FP8_DYNAMIC"]}
     assert [run.id for run in store.decoded(["NVIDIA H200"], ["baseline"], limit=9)] == [ids["H200 BF16"]]
     assert (
         store.decoded(["NVIDIA B200"], ["native"], limit=9) == []

@@ -27,8 +27,8 @@ def finished(store: Store, request: Request, model_hash: str, corpus_hash: str =
     now = datetime.now(UTC)
     ended = {"state": "finished", "request_key": None, "started_at": now, "finished_at": now}
     with store.session() as session:
-        found = {"model_hash": model_hash, "corpus_hash": corpus_hash}
-        session.execute(update(RunTable).where(RunTable.id == run_id).values(**ended | found | values))
+        hashes = {"model_hash": model_hash, "corpus_hash": corpus_hash}
+        session.execute(update(RunTable).where(RunTable.id == run_id).values(**ended | hashes | values))
     return run_id
 
 

@@ -115,9 +115,9 @@ def test_decoding_is_read_from_columns_as_it_was_from_sentences(store):
     def flat(one):
         return {key: value for key, value in one.items() if key != "model"}
 
-    found = {one["run"]: flat(one) for one in plain(decodings(store, store.runs()))}
-    assert found == {one["run"]: flat(one) for one in ANSWERS["decodings"]}
-    assert any(one["speeds"] for one in found.values())
+    by_run = {one["run"]: flat(one) for one in plain(decodings(store, store.runs()))}
+    assert by_run == {one["run"]: flat(one) for one in ANSWERS["decodings"]}
+    assert any(one["speeds"] for one in by_run.values())
 
 
 def test_devices_have_their_kind(store):

@@ -124,9 +124,9 @@ def test_reconcile_cancels_a_workflow_without_an_active_run(store: Store, queue:
     )
     client.enqueue({"workflow_name": WORKFLOW, "queue_name": QUEUE, "workflow_id": "stranger"}, "stranger")
     client.destroy()
-    known = queue.submit_one(quick, owner="me")
+    run_id = queue.submit_one(quick, owner="me")
     queue.reconcile()
-    assert workflows() == {"stranger": "CANCELLED", known: "ENQUEUED"}
+    assert workflows() == {"stranger": "CANCELLED", run_id: "ENQUEUED"}
 
 
 class Trap:

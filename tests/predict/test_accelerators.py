@@ -25,20 +25,20 @@ def test_every_accelerator_of_the_reference_is_here():
 
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_peaks_memory_and_bandwidth_are_the_references(name):
-    ours, row = ACCELERATORS[name], row_of(name)
-    assert (ours.memory_gb, ours.bandwidth_tbps) == (row["memory_gb"], row["hbm_tbps"])
-    assert {"bf16": ours.bf16, "fp8": ours.fp8, "fp4": ours.fp4} == row["dense_tflops"]
-    assert ours.capability == row["compute_capability"] and ours.source
+    accelerator, row = ACCELERATORS[name], row_of(name)
+    assert (accelerator.memory_gb, accelerator.bandwidth_tbps) == (row["memory_gb"], row["hbm_tbps"])
+    assert {"bf16": accelerator.bf16, "fp8": accelerator.fp8, "fp4": accelerator.fp4} == row["dense_tflops"]
+    assert accelerator.capability == row["compute_capability"] and accelerator.source
 
 
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_ridges_are_the_references(name):
-    ours, row = ACCELERATORS[name], row_of(name)["ridge_flop_per_byte"]
+    accelerator, row = ACCELERATORS[name], row_of(name)["ridge_flop_per_byte"]
     kinds = {BF16: "bf16", FP8: "fp8", FP4: "fp4"}
     for kind, column in kinds.items():
-        if ours.peak(kind):
-            assert ours.ridge(kind) == pytest.approx(row[column], abs=0.05)  # the reference keeps one decimal
-    assert bool(ours.peak("fp8") or ours.peak("fnuz")) == row_of(name)["fp8_native"]
+        if accelerator.peak(kind):
+            assert accelerator.ridge(kind) == pytest.approx(row[column], abs=0.05)  # the reference keeps one decimal
+    assert bool(accelerator.peak("fp8") or accelerator.peak("fnuz")) == row_of(name)["fp8_native"]
 
 
 def test_integers_run_at_the_rate_of_eight_bit_floats_where_both_are_known():

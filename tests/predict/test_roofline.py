@@ -21,8 +21,8 @@ KV = "kv=e4m3fn/tensor"
 
 def bound(recipe: str, accelerator: str, model=LLAMA, devices: int = 1) -> Plan:
     """The plan that reaches all of its bound."""
-    found = recipe_from(recipe) if recipe in PRESETS else parse_recipe(recipe)
-    return Plan(model, found, ACCELERATORS[accelerator], devices, reach=1.0)
+    parsed = recipe_from(recipe) if recipe in PRESETS else parse_recipe(recipe)
+    return Plan(model, parsed, ACCELERATORS[accelerator], devices, reach=1.0)
 
 
 def published_shares():
@@ -67,8 +67,8 @@ def test_sizes_are_the_published_ones(recipe, row):
 
 
 def test_an_fp8_cache_holds_twice_the_tokens_as_vllm_finds_on_an_l4():
-    found = [bound(r, "L4", KNOWN["Qwen3-4B"]) for r in ("BF16", KV)]
-    tokens = [plan.free_bytes / plan.kv_bytes for plan in found]
+    plans = [bound(r, "L4", KNOWN["Qwen3-4B"]) for r in ("BF16", KV)]
+    tokens = [plan.free_bytes / plan.kv_bytes for plan in plans]
     published = PUBLISHED["vllm_docs_kv"]["capacity_L4_Qwen3_4B_tokens"]
     assert tokens[1] / tokens[0] == pytest.approx(published[1] / published[0], rel=1e-3)
     assert tokens[0] == pytest.approx(published[0], rel=0.12)  # vLLM also keeps activations and CUDA graphs
@@ -187,9 +187,11 @@ def test_a_cast_head_saves_memory_and_a_tied_one_is_stored_once_more():
     ],
 )  # fmt: skip
 def test_each_recipe_is_multiplied_as_the_hardware_can(recipe, accelerator, kind):
-    found = product(bound(recipe, accelerator).recipe, ACCELERATORS[accelerator])
-    assert found.kind == kind and found.reason
-    assert found.tflops == ACCELERATORS[accelerator].peak("fnuz" if kind == "fp8" and accelerator == "MI300X" else kind)
+    multiplication = product(bound(recipe, accelerator).recipe, ACCELERATORS[accelerator])
+    assert multiplication.kind == kind and multiplication.reason
+    assert multiplication.tflops == ACCELERATORS[accelerator].peak(
+        "fnuz" if kind == "fp8" and accelerator == "MI300X" else kind
+    )
 
 
 def test_nothing_that_is_missing_from_a_data_sheet_is_made_up():

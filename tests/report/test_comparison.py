@@ -125,14 +125,14 @@ def test_a_comparison_marks_the_better_and_says_when_it_is_a_tie(store):
     c = finished(
         store, "MXFP8", windows=windows(0.0201, spread=0.01, kld=0.0202), kld=0.0202, ppl=15.001, gemm_speedup=None
     )
-    found = comparison.comparison(store, [a, b, c])
-    verdicts = {v.metric.name: v for v in found.verdicts}
+    compared = comparison.comparison(store, [a, b, c])
+    verdicts = {v.metric.name: v for v in compared.verdicts}
     assert verdicts["kld"].best == (0, 2) and verdicts["kld"].is_tied and verdicts["kld"].more > 0
     assert verdicts["gemm_speedup"].is_tied and verdicts["gemm_speedup"].more is None
     assert verdicts["ppl"].best == (0, 2)
     assert verdicts["gemm_speedup"].best == (0, 1)  # within timing noise; the third was not measured
-    assert found.unlike == ()
-    assert {v.metric.name for v in found.verdicts} == set(METRICS)
+    assert compared.unlike == ()
+    assert {v.metric.name for v in compared.verdicts} == set(METRICS)
 
 
 def test_the_windows_that_a_comparison_names_do_settle_it(store):
@@ -157,9 +157,9 @@ def test_a_run_that_stopped_early_is_compared_on_the_windows_that_both_read_and_
     b = finished(store, "MXFP8", windows=windows(0.02, kld=0.030)[:4], kld=0.030, scored_windows=4.0)
     first, second = comparison.standings(store, ids=[a, b])
     assert {first.windows, second.windows} == {8, 4} and first.group != second.group
-    found = comparison.comparison(store, [a, b])
-    assert next(v for v in found.verdicts if v.metric.name == "kld").best == (0,)
-    assert "Different windows: their perplexities are not on one scale." in found.unlike
+    compared = comparison.comparison(store, [a, b])
+    assert next(v for v in compared.verdicts if v.metric.name == "kld").best == (0,)
+    assert "Different windows: their perplexities are not on one scale." in compared.unlike
 
 
 def test_a_run_whose_interval_reaches_the_noise_floor_is_as_bf16(store):
@@ -246,12 +246,12 @@ def test_runs_made_by_unlike_software_are_said_to_be(store):
 
 def test_too_few_too_many_or_unknown_runs_are_refused(store):
     a = finished(store, "FP8_BLOCK")
-    for ids, said in (
+    for ids, message in (
         ([a], "choose two to six"),
         ([a] * 7, "choose two to six"),
         ([a, "nope"], "There is no run nope"),
     ):
-        with pytest.raises(InvalidChoice, match=said):
+        with pytest.raises(InvalidChoice, match=message):
             comparison.comparison(store, ids)
 
 

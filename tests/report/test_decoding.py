@@ -24,10 +24,10 @@ def decoding(run, *speeds, recipe="FP8_DYNAMIC", **other):
 
 
 def test_the_fastest_leads_and_five_per_cent_less_is_a_tie():
-    found = [decoding("a", speed(8, 130.0)), decoding("b", speed(8, 123.6)), decoding("c", speed(8, 100.0))]
-    (row,) = contests(found)
+    decodings = [decoding("a", speed(8, 130.0)), decoding("b", speed(8, 123.6)), decoding("c", speed(8, 100.0))]
+    (row,) = contests(decodings)
     assert row.best == ("a", "b") and in_words(row, NAMES) == "tied: FP8_TENSOR, FP8_DYNAMIC; 1.30× BF16"
-    (row,) = contests([found[0], decoding("b", speed(8, 123.4)), found[2]])
+    (row,) = contests([decodings[0], decoding("b", speed(8, 123.4)), decodings[2]])
     assert row.best == ("a",) and in_words(row, NAMES) == "FP8_TENSOR: 1.05× FP8_DYNAMIC, 1.30× BF16"
 
 
@@ -53,7 +53,7 @@ def test_only_batches_that_two_runs_share_are_judged():
 def test_runs_that_differ_are_left_out_with_what_differs(other, why):
     same = [decoding("b", speed(1, 1.0)), decoding("c", speed(1, 1.0))]
     drawn, others = alike([decoding("a", speed(1, 9.0), **other), *same])
-    assert drawn == same and [(one.run, said) for one, said in others] == [("a", why)]
+    assert drawn == same and [(one.run, reason) for one, reason in others] == [("a", why)]
 
 
 def test_runs_without_a_number_are_neither_drawn_nor_compared():

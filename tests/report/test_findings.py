@@ -17,16 +17,16 @@ def row(name: str, kld: float | None = 0.03, **values: object) -> Standing:
     """A finished run of a preset, or of a recipe's text."""
     recipe = recipe_from(name)
     backend = "baseline" if recipe.is_baseline else "emulated"
-    found = Standing(
+    standing = Standing(
         name, "demo", recipe.text, name if name in PRESETS else None, "finished", "ada", backend, "CPU", kld=kld,
         group="one", created="2026-05-01",
     )  # fmt: skip
-    return dataclasses.replace(found, **values)  # type: ignore[arg-type]
+    return dataclasses.replace(standing, **values)  # type: ignore[arg-type]
 
 
 def text(rows, claim, extras=None):
-    found = findings(rows, extras or {}).get(claim)
-    return found.text if found else None
+    finding = findings(rows, extras or {}).get(claim)
+    return finding.text if finding else None
 
 
 CASES = {

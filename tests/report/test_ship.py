@@ -92,8 +92,8 @@ def test_a_budget_that_cannot_be_is_one_sentence(text):
 
 def test_a_models_decision_is_read_from_the_store(store):
     fill(store)
-    found, target = shipped(store, "demo", QualityBudget(limit=0.05), "", 32)
-    assert found.decision.best.name == "INT8" and target.name == found.group.device
+    board, target = shipped(store, "demo", QualityBudget(limit=0.05), "", 32)
+    assert board.decision.best.name == "INT8" and target.name == board.group.device
     predicted, target = shipped(store, "demo", QualityBudget(limit=0.05), "H200 SXM", 32)
     assert predicted.decision.speed.basis == "predicted" and target.accelerator
     with pytest.raises(InvalidChoice, match="is not a target"):

@@ -52,17 +52,17 @@ def test_right_and_wrong_answers_are_tied_where_chance_alone_explains_them(store
 
 
 def test_perplexities_differ_by_their_logarithms_weighted_by_words(store):
-    words, base = [100.0, 300.0, 50.0, 80.0, 120.0, 90.0], [3.0, 3.2, 2.8, 3.1, 2.9, 3.3]
-    ours = [n + 0.02 + 0.001 * (-1) ** i for i, n in enumerate(base)]
-    (line,) = line_of(store, rolling(base, words), rolling(ours, words))
-    found = line.differences[1]
+    words, base_nats = [100.0, 300.0, 50.0, 80.0, 120.0, 90.0], [3.0, 3.2, 2.8, 3.1, 2.9, 3.3]
+    recipe_nats = [n + 0.02 + 0.001 * (-1) ** i for i, n in enumerate(base_nats)]
+    (line,) = line_of(store, rolling(base_nats, words), rolling(recipe_nats, words))
+    difference = line.differences[1]
     ppl = [score.value for score in line.scores]
-    assert found.mean == pytest.approx(math.log(ppl[1] / ppl[0]))
-    assert not found.is_tie and line.unit == "nats"
+    assert difference.mean == pytest.approx(math.log(ppl[1] / ppl[0]))
+    assert not difference.is_tie and line.unit == "nats"
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "pattern"),
     [
         (choices([True] * 8, method=METHOD.replace("0-shot", "5-shot")), "0-shot.*5-shot.*different methods"),
         (choices([True] * 6), "scored on 8 and on 6 documents"),
@@ -70,11 +70,11 @@ def test_perplexities_differ_by_their_logarithms_weighted_by_words(store):
         (choices([True] * 8)[-2:], "scored on 8 and on 0 documents"),
     ],
 )
-def test_unlike_scores_are_shown_and_not_compared_and_the_difference_is_named(store, other, said):
+def test_unlike_scores_are_shown_and_not_compared_and_the_difference_is_named(store, other, pattern):
     (line,) = line_of(store, choices([True] * 8), other)
     assert line.scores[1].value is not None and line.differences == (None, None)
     (sentence,) = line.unlike
-    assert re.search(said, sentence) and sentence.startswith("arc_easy is not compared")
+    assert re.search(pattern, sentence) and sentence.startswith("arc_easy is not compared")
 
 
 def test_a_number_that_is_no_mean_over_documents_is_not_compared(store):
