@@ -285,7 +285,7 @@ class Request:
         nothing = () if recipe.casts_linears else ("export",)  # the model's own files serve it already
         measures = tuple(name for name in dict.fromkeys((*self.measures, *brought)) if name not in nothing)
         if not measures:
-            raise InvalidChoice(f"Nothing is to be measured: choose at least one of {', '.join(MEASURES)}.")
+            raise InvalidChoice(f"No measure is chosen: choose at least one of {', '.join(MEASURES)}.")
         return measures
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fp8dash.ui.parts.glyph import glyph_width, recipe_glyph
 from fp8dash.ui.words import many, plain
 from jobs.queue import Queue
 
-INTERNAL = "Internal error: this page could not be drawn. Its cause is in the log of the web process."
+INTERNAL = "Internal error: this page could not be drawn. The web process’s log has the cause."
 STYLE = """<style>
 .stMainBlockContainer, .block-container {max-width: 1500px; padding-top: 4.5rem; padding-bottom: 3rem;}
 h1, h2, h3 {letter-spacing: -0.01em;}
@@ -41,7 +41,7 @@ DARK = """<style>
 {color: #06201e !important;}
 </style>"""  # Streamlit writes white on the accent, which is light on a dark page
 
-BETTER = {LOWER: "Lower is better.", HIGHER: "Higher is better.", NEITHER: "Neither way is better."}
+BETTER = {LOWER: "Lower is better.", HIGHER: "Higher is better.", NEITHER: "Neither direction is better."}
 
 P = ParamSpec("P")
 
@@ -153,7 +153,7 @@ def _image() -> str:
 def _take_along(figure: Any, key: str) -> None:
     with st.popover("Save figure", type="tertiary", key=f"{key}_save"):
         st.download_button(
-            "Its numbers, CSV",
+            "Data as CSV",
             lambda: data_csv(figure),
             f"fp8dash-{key.replace('_', '-')}.csv",
             "text/csv",
@@ -161,7 +161,7 @@ def _take_along(figure: Any, key: str) -> None:
             on_click="ignore",
         )
         image = st.segmented_control(
-            "As an image: the camera at the figure’s top right saves",
+            "Image format of the camera button at the figure’s top right",
             IMAGES,
             default=_image(),
             required=True,
@@ -178,7 +178,10 @@ def metric_help() -> None:
     with st.popover("What the numbers mean", type="tertiary"):
         st.markdown(
             "\n".join(f"- **{heading(m)}**: {m.help} {BETTER[m.better]}" for m in METRICS.values())
-            + "\n\nNumbers of unlike model, corpus, windows, method, device or backend are never ranked together."
+            + (
+                "\n\nNumbers from different models, corpora, windows, methods, devices or backends are never ranked "
+                "together."
+            )
         )
 
 
@@ -188,9 +191,9 @@ def glyph(recipe: Recipe) -> None:
 
 
 def worker_line(workers: Sequence[Worker], *, waiting: int) -> None:
-    """Who works, or how to start somebody: a warning where runs wait or are about to."""
+    """The live workers, or how to start one: a warning if runs wait or are about to."""
     if alive := [worker for worker in workers if worker.is_alive]:
-        names = "; ".join(plain(f"{w.device or 'device not told yet'} on {w.host}") for w in alive)
+        names = "; ".join(plain(f"{w.device or 'device not known yet'} on {w.host}") for w in alive)
         st.markdown(f":green-badge[{many(len(alive), 'worker')} alive] {names}")
     else:
         (st.warning if waiting else st.caption)(

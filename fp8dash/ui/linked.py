@@ -16,11 +16,11 @@ from streamlit.runtime.state.session_state_proxy import get_session_state
 from fp8dash.errors import InvalidChoice
 from fp8dash.ui.words import plain
 
-REMARKS = "linked_remarks"  # in the session: what of this page's address was left out, and why
+REMARKS = "linked_remarks"  # in the session: what in this page's address was ignored, and why
 MOST_REMARKS = 3  # in the line above a page
 MOST_IDS = 500  # in one address
 LONGEST_ID, LONGEST_TEXT, LONGEST_QUOTED = 64, 20_000, 40  # characters
-NO_CHOICE = "is not one of its choices"
+NO_CHOICE = "is not one of the choices"
 
 P = ParamSpec("P")
 Number = TypeVar("Number", int, float)
@@ -28,7 +28,7 @@ Option = TypeVar("Option")
 
 
 def with_remarks(draw: Callable[P, None]) -> Callable[P, None]:
-    """The page, with a line above it on what of its address could not be used."""
+    """The page, with a line above it on what in its address could not be used."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -79,7 +79,7 @@ def known_ids(name: str, existing: Callable[[list[str]], Collection[str]], what:
         shown = ", ".join(one[:LONGEST_QUOTED] for one in missing[:MOST_REMARKS])
         more = f" and {len(missing) - MOST_REMARKS} more" if len(missing) > MOST_REMARKS else ""
         st.session_state[REMARKS].append(
-            f"There is no {what} {plain(shown)}{more}: it may have been deleted, or the link is cut short."
+            f"There is no {what} {plain(shown)}{more}: it may have been deleted, or the link is truncated."
         )
     return kept
 
@@ -256,4 +256,4 @@ def _clean(given: str) -> str:
 def _remark(name: str, value: str, why: str) -> None:
     short = value if len(value) <= LONGEST_QUOTED else f"{value[:LONGEST_QUOTED]} …"
     remarks: list[str] = st.session_state.setdefault(REMARKS, [])
-    remarks.append(f"This page’s address says {name}={plain(_clean(short))}, which {why}: it was left out.")
+    remarks.append(f"This page’s address says {name}={plain(_clean(short))}, which {why}: it was ignored.")

@@ -278,7 +278,7 @@ def test_the_page_names_the_widest_activation_first(installed):
     )
     assert "E4M3 per tensor flushes" in title
     assert app.selectbox("tensors_layer_" + run_id).value == widest.name
-    assert "is below half the smallest code and so becomes zero; none lies beyond the largest code" in page_text(app)
+    assert "is below half the smallest code and becomes zero; none is beyond the largest code" in page_text(app)
     assert len(app.get("plotly_chart")) >= 3
     assert list(app.dataframe[-1].value["Scales"][:5]) == ["tensor", "row", "128x128", "1x128", "1x32/rceil"]
 
@@ -288,7 +288,7 @@ def test_a_link_chooses_run_layer_format_and_scale(installed):
     app = opened("tensors", run=run_id, layer="lm_head", format="INT8", scale="1.0")
     assert not app.exception and not app.error
     assert plain("lm_head") in app.header[0].value and app.header[0].value.endswith("INT8")
-    assert "100 % of its non-zero elements is below half" in page_text(app)  # weights of 0.02 under a scale of 1
+    assert "100 % of the non-zero elements is below half" in page_text(app)  # weights of 0.02 under a scale of 1
     app.selectbox("tensors_layer_" + run_id).set_value(LAYER).run()
     assert app.query_params["layer"] == LAYER and plain(LAYER) in app.header[0].value
 

@@ -275,7 +275,7 @@ def test_a_runs_page_ranks_the_groups_and_hands_the_mixed_recipe_on(loaded, wind
         text = values["mixed_kld"].note
         assert text in [code.value for code in app.code] and app.button("run_mixed")
         form = opened("new_run", **{"from": run_id, "recipe": text})
-        assert "with another recipe" in page_text(form)
+        assert "with a different recipe" in page_text(form)
         assert form.text_input("new_run_new_skip").value == text.split("skip=")[1].replace(",", ", ")
         broken = opened("new_run", **{"from": run_id, "recipe": "w=<b>"})
         assert len(broken.error) == 1 and not broken.exception

@@ -1,4 +1,4 @@
-"""Whatever a page's address holds, the page is drawn, and one line says what of it was left out."""
+"""Whatever a page's address holds, the page is drawn, and one line says what in it was ignored."""
 
 import re
 from pathlib import Path
@@ -56,16 +56,16 @@ def test_every_page_is_drawn_whatever_its_address_says(page: str, ids: dict[str,
 @pytest.mark.parametrize(
     ("page", "name", "value", "said"),
     [
-        ("leaderboard", "budget", "", "budget=, which is not one of its choices"),
+        ("leaderboard", "budget", "", "budget=, which is not one of the choices"),
         ("leaderboard", "limit", "nan", "limit=nan, which is not a number from 0.0 to 10.0"),
         ("planner", "batch", "inf", "batch=inf, which is not a whole number from 1 to 65,536"),
         ("planner", "batch", "2.5", "batch=2.5, which is not a whole number"),
-        ("planner", "gpu", "H9000", "gpu=H9000, which is not one of its choices"),
-        ("planner", "recipes", "w=e9m9/row", "which is not one of its choices"),
+        ("planner", "gpu", "H9000", "gpu=H9000, which is not one of the choices"),
+        ("planner", "recipes", "w=e9m9/row", "which is not one of the choices"),
         ("runs", "page", "-1", "page=-1, which is not a page from 1 to 1"),
         ("runs", "run", "nonesuch", "There is no run nonesuch"),
-        ("runs", "state", "asleep", "state=asleep, which is not one of its choices"),
-        ("compare", "image", "exe", "image=exe, which is not one of its choices"),
+        ("runs", "state", "asleep", "state=asleep, which is not one of the choices"),
+        ("compare", "image", "exe", "image=exe, which is not one of the choices"),
         ("studies", "study", "nonesuch", "There is no study nonesuch"),
         ("tensors", "format", "e9m9", "format=e9m9"),
         ("formats", "view", "Everything", "view=Everything"),

@@ -428,7 +428,7 @@ def test_cancel_asks_once_and_then_cancels(store: Store, ids: dict[str, str]) ->
     run = ids["queued"]
     app = opened("runs")
     app.button(f"runs_cancel_{run}").click().run()
-    assert store.run(run).state == "queued" and "Cancel it?" in page_text(app)
+    assert store.run(run).state == "queued" and "Cancel this run?" in page_text(app)
     app.button(f"runs_yes_{run}").click().run()
     assert store.run(run).state == "cancelled"
 
@@ -480,7 +480,7 @@ def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
     assert "210 weights were cast, 1 kept: areas are parameters." in page_text(app)
     assert "Weights: E4M3FN, one per 32 of a row, scales rceil. Activations: E4M3FN" in page_text(app).replace("\\", "")
-    assert "over 6 cells; minus BF16’s on the same prompts −0.02" in page_text(app)
+    assert "over 6 cells; difference from BF16 on the same prompts: −0.02" in page_text(app)
     made = next(table.value for table in app.dataframe if "Recipe" in set(table.value.get("What", ())))
     assert made.set_index("What").loc["Version of torch", "Value"] == "2.13.0"
 
@@ -489,8 +489,8 @@ def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:
     app = opened("compare", runs=f"{ids['BF16']},{ids['MXFP8']},{ids['FP8_BLOCK']}")
     assert app.title[0].value == "MXFP8 loses least to BF16 (KLD 0.0172 nats)"
     assert "**0.0172**" in page_text(app) and "tied: MXFP8" in page_text(app)
-    assert "| Run | Cells | ln p (nats a token) | minus BF16 | minus MXFP8 |" in page_text(app)
-    assert "No needle differs from BF16’s on the same prompts." in page_text(app)
+    assert "| Run | Cells | ln p (nats per token) | minus BF16 | minus MXFP8 |" in page_text(app)
+    assert "All needle scores equal BF16’s on the same prompts." in page_text(app)
     app = opened("compare", runs=f"{ids['MXFP8']},{ids['INT8_TENSOR']}")  # no baseline among them
     assert "Share found minus BF16’s on the same prompts:" in page_text(app)
 

@@ -28,7 +28,7 @@ def test_links_between_documents_lead_to_documents_that_exist(name: str) -> None
 
 def test_an_unknown_document_is_said_above_the_claims() -> None:
     app = opened("guide", doc="../../pyproject")
-    assert "claims about FP8" in app.title[0].value and "which is not one of its choices" in app.warning[0].value
+    assert "claims about FP8" in app.title[0].value and "which is not one of the choices" in app.warning[0].value
 
 
 def test_the_guide_offers_the_documents() -> None:

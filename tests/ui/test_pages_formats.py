@@ -18,7 +18,7 @@ def test_a_tenth_is_told_in_e4m3_and_e5m2_with_its_errors():
     app = opened("formats")
     assert app.title[0].value == plain("0.1 becomes 0.1015625 in E4M3FN (0x1D): off by +1.56 %")
     assert plain("E5M2 has 0.09375 (0x2E), off by −6.25 %") in page_text(app)
-    assert "up with a probability of 80.0 %" in page_text(app)
+    assert "up with probability 80.0 %" in page_text(app)
 
 
 def test_a_clicked_bit_writes_the_code_and_says_its_class():
@@ -51,7 +51,7 @@ def test_every_format_shows_every_sort_of_number(name, x):
 def test_what_cannot_be_is_one_sentence(view, query):
     app = opened("formats", view=view, **query)
     assert len(app.error) == 1 and not app.exception
-    assert app.title[0].value == "What was typed cannot be cast"
+    assert app.title[0].value == "This input cannot be cast"
 
 
 def test_numbers_are_cast_by_the_tile_rule_and_format_of_the_link():

@@ -17,7 +17,7 @@ def test_the_verdicts_come_first_and_every_claim_follows():
         f"Of {len(CLAIMS)} claims about FP8, {counts[0]} hold, {counts[1]} hold in part"
     )
     assert all(plain(claim.statement) in page_text(app) for claim in CLAIMS.values())
-    assert "No finished run bears on any of them yet" in page_text(app)
+    assert "No finished run is evidence on any of them yet" in page_text(app)
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -182,7 +182,7 @@ def test_a_link_from_a_run_says_only_what_was_changed(store: Store, ids: dict[st
     app.number_input(KEY + "seed").set_value(5).run()
     assert app.query_params == {"from": old.id, "owner": "ada", "seed": "5"}
     link = again(app)
-    assert f"Filled in from run {old.id}: " in page_text(link)
+    assert f"Filled in from run {old.id}. " in page_text(link)
     assert store.run(submitted(link)).request == old.request.but(seed=5)
 
 
@@ -234,7 +234,7 @@ def test_the_builder_changes_one_part_of_a_recipe_and_keeps_all_others(store: St
 def test_nothing_to_measure_is_said_at_once_and_refused(store: Store) -> None:
     app = opened("new_run", owner="ada")
     app.button_group(KEY + "measures").set_value([]).run()
-    assert [warning.value for warning in app.warning][0].startswith("Nothing is to be measured")
+    assert [warning.value for warning in app.warning][0].startswith("No measure is chosen")
     app.button(KEY + "submit").click().run()
     assert "choose at least one of gemm" in app.error[0].value and not store.runs()
 
@@ -286,4 +286,4 @@ def test_a_model_that_no_folder_can_be_is_never_a_traceback(model: str, store: S
 def test_the_button_and_the_questions_say_it(ids):
     (button,) = opened("new_run", owner="ada").button
     assert button.label == "Queue 1 run, about 1 min 38 s"
-    assert "7 runs, 5 measured already. About 3 min 16 s of one worker’s time." in page_text(opened("studies"))
+    assert "7 runs, 5 already measured. About 3 min 16 s of one worker’s time." in page_text(opened("studies"))

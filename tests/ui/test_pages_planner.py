@@ -31,8 +31,8 @@ def test_the_answer_comes_first_and_is_a_prediction():
         f"{plain('Llama-3.1-8B')} in {plain('FP8_DYNAMIC')} on one H200 SXM: {speed} tokens/s at batch 32, "
         "1.41× BF16 (predicted)"
     )
-    assert "390 requests of 2,304 tokens fit. Weights take 9.09 GB, 32 caches 9.66 GB." in page_text(app)
-    assert "GEMMs are memory bound below 232 tokens at once." in page_text(app)
+    assert "390 requests of 2,304 tokens fit. Weights take 9.09 GB, the KV cache 9.66 GB at batch 32." in page_text(app)
+    assert "GEMMs are memory-bound below 232 tokens per step." in page_text(app)
     assert [h.value for h in app.header if "predicted" not in h.value] == []
 
 
@@ -77,7 +77,7 @@ def test_a_recipe_can_be_typed_and_a_wrong_one_is_one_sentence():
     assert "2\\.304" not in page_text(opened("planner", recipes="w=int8/row also=lm_head"))
     app = opened("planner")
     widget(app, "recipes").set_value(["w=e9m9/row"]).run()
-    assert len(app.error) == 1 and app.title[0].value == "This cannot be planned"
+    assert len(app.error) == 1 and app.title[0].value == "Cannot plan this configuration"
 
 
 def test_a_wrong_recipe_in_the_address_is_left_out_and_said_in_one_line():
@@ -132,7 +132,7 @@ def test_a_speed_of_ones_own_stands_beside_the_prediction_and_never_for_it():
     plan = Plan(KNOWN["Llama-3.1-8B"], recipe_from("FP8_DYNAMIC"), ACCELERATORS["H200 SXM"], 2)
     predicted = 32 / plan.decode_s(32, 2048 + 128)
     assert table(app, "FP8_DYNAMIC") == [
-        ["**Measured by you**", "2,000", f"{three(100 * 2000 / (predicted / 0.5))} %", "1.00"],
+        ["**Your measurement**", "2,000", f"{three(100 * 2000 / (predicted / 0.5))} %", "1.00"],
         ["Predicted at batch 32", three(predicted), "50.0 %", dollars(2000 / predicted)],
         ["Bound, predicted", three(2 * predicted), "100 %", dollars(1000 / predicted)],
     ]
@@ -141,12 +141,12 @@ def test_a_speed_of_ones_own_stands_beside_the_prediction_and_never_for_it():
 
 
 def test_a_speed_above_the_bound_is_called_one():
-    assert "more than the bound allows" in page_text(opened("planner", measured="1000000"))
+    assert "exceeds the bound" in page_text(opened("planner", measured="1000000"))
 
 
 def test_a_speed_of_ones_own_needs_no_plan_that_fits():
     app = opened("planner", model="Llama-3.1-405B", measured="100", price="3.6")
-    assert table(app, "FP8_DYNAMIC") == [["**Measured by you**", "100", DASH, "10.00"]] and not app.exception
+    assert table(app, "FP8_DYNAMIC") == [["**Your measurement**", "100", DASH, "10.00"]] and not app.exception
 
 
 def table(app, first):

@@ -62,7 +62,7 @@ def test_a_page_touches_no_folder_of_its_address(page: str, model: Path, store: 
 def test_the_form_does_not_tell_a_folder_that_exists_from_one_that_does_not(model: Path, store: Store) -> None:
     there = page_text(opened("new_run", model=str(model)))
     missing = page_text(opened("new_run", model=str(model.parent / "other" / "model")))
-    assert there == missing and "known once a run has cast this model’s weights" in there
+    assert there == missing and "known after this model’s first run that casts weights" in there
 
 
 def test_what_a_run_recorded_of_a_model_is_what_the_form_reckons_with(store: Store, ids: dict[str, str]) -> None:

@@ -30,14 +30,14 @@ def test_one_click_queues_exactly_the_questions_runs_and_opens_the_study(name, s
 def test_what_is_measured_already_is_not_queued_again_and_is_in_the_answer(ids, store):
     before = {run.id for run in queued(store)}
     app = opened("studies", owner="ada")
-    assert "7 runs, 5 measured already." in page_text(app)
+    assert "7 runs, 5 already measured." in page_text(app)
     app.button("studies_ask_granularity").click().run()
     new = [run for run in queued(store) if run.id not in before]
     assert [run.recipe for run in new] == ["w=e4m3fn/1x128 a=e4m3fn/1x128", "w=e4m3fn/1x32 a=e4m3fn/1x32"]
     assert app.title[0].value.startswith(plain("So far, MXFP8 loses least: KLD 0.0172 nats; next is FP8_BLOCK"))
-    assert "5 runs of other studies" in page_text(app)
+    assert "5 runs reused from other studies" in page_text(app)
     again = opened("studies", owner="ada")
-    assert "5 measured already and 2 queued already" in page_text(again)
+    assert "5 already measured and 2 already queued" in page_text(again)
     again.button("studies_ask_granularity").click().run()
     assert len(queued(store)) == len(before) + 2 and again.title[0].value.startswith("So far")
 

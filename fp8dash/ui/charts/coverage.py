@@ -1,4 +1,4 @@
-"""What became of each weight, as a tree of the model's modules. Rows to a plotly figure; no streamlit, no database."""
+"""How each weight was cast, as a tree of the model's modules. Rows to a plotly figure; no streamlit, no database."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class TreeLeaf:
 
 
 def coverage_tree(layers: Sequence[Layer], *, dark: bool) -> go.Figure:
-    """Areas are parameters; coloured by tile where they were cast, grey where they were kept. A click goes closer."""
+    """Areas are parameters; coloured by tile where they were cast, grey where they were kept. A click zooms in."""
     leaves, total = list(leaves_of(layers)), sum(layer.rows * layer.cols for layer in layers)
     ids, labels, parents, values, colours, hovers = ([ROOT], ["all weights"], [""], [total], [BRANCH], [""])
     for path in branches(leaves):
@@ -73,14 +73,14 @@ def coverage_tree(layers: Sequence[Layer], *, dark: bool) -> go.Figure:
 
 
 def stored(layers: Sequence[Layer], parameters: int) -> list[Layer]:
-    """The layers without a tied head, which is the embedding once more: all others have as many `parameters`."""
+    """The layers without a tied head, which repeats the embedding: the others add up to `parameters`."""
     extra = sum(layer.rows * layer.cols for layer in layers) - parameters
     twins = [layer for layer in layers if not layer.cast and layer.rows * layer.cols == extra]
     return [layer for layer in layers if len(twins) < 2 or layer is not twins[-1]]
 
 
 def leaves_of(layers: Sequence[Layer]) -> Iterator[TreeLeaf]:
-    """Weights put together that bear one name in several blocks, in the model's order."""
+    """Weights of the same name in several blocks, merged, in the model's order."""
     alike: dict[tuple[tuple[str, ...], str, str, str], list[Layer]] = {}
     for layer in layers:
         path = tuple(part for part in layer.name.split(".") if not part.isdigit())
@@ -90,7 +90,7 @@ def leaves_of(layers: Sequence[Layer]) -> Iterator[TreeLeaf]:
 
 
 def branches(leaves: Sequence[TreeLeaf]) -> list[tuple[str, ...]]:
-    """The modules that hold others, each after what holds it."""
+    """The modules that contain others, each after its parent."""
     return list(dict.fromkeys(leaf.path[:depth] for leaf in leaves for depth in range(1, len(leaf.path))))
 
 

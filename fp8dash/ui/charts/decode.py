@@ -16,7 +16,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def decode_rates(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look]) -> go.Figure:
-    """Tokens a second of all requests together against batch, both on log axes, a line a run."""
+    """Tokens per second of all requests together against batch, both on log axes, one line per run."""
     figure, seen = go.Figure(), Counter[Look]()
     for name, run_speeds in speeds.items():
         drawn = looks[name]
@@ -33,7 +33,7 @@ def decode_rates(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look
     batches = _batches(speeds)
     span = log_span([speed.tokens_per_s for run_speeds in speeds.values() for speed in run_speeds])
     figure.update_xaxes(
-        title="batch: requests at once (log)", type="log", tickvals=batches, ticktext=[f"{b:,}" for b in batches]
+        title="batch: concurrent requests (log)", type="log", tickvals=batches, ticktext=[f"{b:,}" for b in batches]
     )
     figure.update_yaxes(title="decoded tokens/s, measured (log)", type="log", range=span, **log_ticks(span))
     return dressed(figure, 360, bottom=90)
@@ -68,7 +68,7 @@ def token_gaps(speeds: Mapping[str, Sequence[Speed]], looks: Mapping[str, Look])
             **shared,
         )
     order = [f"{batch:,}" for batch in _batches(speeds)]
-    figure.update_xaxes(title="batch: requests at once", type="category", categoryorder="array", categoryarray=order)
+    figure.update_xaxes(title="batch: concurrent requests", type="category", categoryorder="array", categoryarray=order)
     figure.update_yaxes(title="ms between tokens: median, p90, p99", rangemode="tozero")
     figure.update_layout(scattermode="group", scattergap=0.5)
     return dressed(figure, 360, bottom=90)

@@ -12,7 +12,7 @@ from fp8dash.ui.charts.dress import from_html
 
 
 def data_csv(figure: go.Figure) -> str:
-    """What a figure draws, one line a mark: series, x, y, the number in a cell, and the ends of its interval."""
+    """What a figure draws, one line per mark: series, x, y, the number in a cell, and the ends of its interval."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     titles = (_axis_title(figure.layout.xaxis) or "x", _axis_title(figure.layout.yaxis) or "y")

@@ -70,7 +70,7 @@ def landings(
 ) -> go.Figure:
     """Where an amax lands, amax over scale, for each rule over one binade of amax; beyond `top` it is clipped.
 
-    `at` is the typed amax and its landing by rule. One small panel a rule, since most rules agree most of the time.
+    `at` is the typed amax and its landing by rule. One small panel per rule, since most rules agree most of the time.
     """
     columns = max(1, len(curves))
     figure = make_subplots(

@@ -19,7 +19,7 @@ def layer_map(layers: Sequence[Layer]) -> go.Figure:
 
 
 def sqnr_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """SQNR by layer name, one map a title: blocks downwards, projections rightwards, one colour scale for all."""
+    """SQNR by layer name, one map per title: blocks downwards, projections rightwards, one colour scale for all."""
     figure, rows = layer_maps(maps, hover="%{z:.1f} dB", bar={"title": "dB"})
     titled = any(maps)
     return dressed(figure, max(220, 15 * rows + (100 if titled else 80)), top=60 if titled else 40, bottom=20)
@@ -33,7 +33,7 @@ def layer_maps(
     colour: Callable[[float], float | None] = float,
     written: Callable[[float], str] = str,
 ) -> tuple[go.Figure, int]:
-    """Heat maps of numbers by layer name, one a title, all of one colour scale, and how many blocks they show.
+    """Heat maps of numbers by layer name, one per title, all on one colour scale, and how many blocks they show.
 
     A cell's place on the scale is `colour` of its number; `hover` may name it as z, and as text what is `written`.
     """
@@ -66,7 +66,7 @@ def layer_maps(
 
 
 def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
-    """Weight SQNR of the same projection in every block, one small panel a projection, one line a run."""
+    """Weight SQNR of the same projection in every block, one small panel per projection, one line per run."""
     named = {name: [layer for layer in run_layers if layer.sqnr_db is not None] for name, run_layers in layers.items()}
     parts = list(dict.fromkeys(place_of(layer.name)[1] for run_layers in named.values() for layer in run_layers))[:8]
     columns = min(4, max(1, len(parts)))
@@ -113,5 +113,5 @@ def place_of(name: str) -> tuple[int, str]:
 
 
 def short_part(part: str) -> str:
-    """A projection's name as an axis bears it, escaped."""
+    """A projection's name for an axis, escaped."""
     return html(part.rsplit(".", 1)[-1].removesuffix("_proj"))

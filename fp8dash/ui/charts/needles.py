@@ -36,7 +36,7 @@ def needle_changes(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
 
 
 def needle_grades(cells: Mapping[str, Sequence[NeedleCell]]) -> go.Figure:
-    """Each run's mean log-probability of the values' tokens by length and depth, nats a token; 0 is certain."""
+    """Each run's mean log-probability of the values' tokens by length and depth, nats per token; 0 is certainty."""
     grids = {name: _grid(run_cells, lambda c: c.logprob) for name, run_cells in cells.items()}
     lowest = min((value for grid in grids.values() for value in grid.values()), default=0.0)
     return _maps(grids, TEAL, lowest or -1.0, 0.0, three)

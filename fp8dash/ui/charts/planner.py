@@ -17,14 +17,14 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def throughput(curves: Mapping[str, Sequence[tuple[int, float]]], looks: Mapping[str, Look], batch: int) -> go.Figure:
-    """Predicted output tokens a second against batch, each line up to the largest batch that fits."""
+    """Predicted output tokens per second against batch, each line up to the largest batch that fits."""
     figure = go.Figure()
     for place, (name, points) in enumerate(curves.items()):
         if points:
             _line(figure, name, points, looks[name], place, "batch %{x:,}: %{y:,.4g} tokens/s")
     figure.add_vline(x=batch, line={"color": GREY, "width": 1.2, "dash": "dash"})
     figure.update_xaxes(
-        title="requests at once (log); lines end where memory is full", type="log", **_doublings(curves)
+        title="concurrent requests (log); lines end where memory is full", type="log", **_doublings(curves)
     )
     speeds = [speed for points in curves.values() for _, speed in points]
     figure.update_yaxes(title="output tokens/s, predicted", type="log", **_steps(min(speeds), max(speeds)))
@@ -38,7 +38,7 @@ def requests(curves: Mapping[str, Sequence[tuple[int, float]]], looks: Mapping[s
         if points:
             _line(figure, name, points, looks[name], place, "%{x:,} tokens: %{y:,} requests")
     figure.add_vline(x=context, line={"color": GREY, "width": 1.2, "dash": "dash"})
-    figure.update_xaxes(title="tokens a request, prompt and output (log)", type="log", **_doublings(curves))
+    figure.update_xaxes(title="tokens per request, prompt and output (log)", type="log", **_doublings(curves))
     rooms = [room for points in curves.values() for _, room in points] or [1.0]
     figure.update_yaxes(title="requests that fit", type="log", **_steps(min(rooms), max(rooms)))
     return dressed(figure, 400, bottom=90)
@@ -74,8 +74,8 @@ def roofline(
         )
     _name(figure, list(points.values())[-1])
     span = [math.log10(low), math.log10(high)]
-    figure.update_xaxes(title="FLOP a byte (log)", type="log", range=span, **_steps(low, high))
-    figure.update_yaxes(title="TFLOPS, at most (log)", type="log", **_steps(low * bandwidth, max(tflops.values())))
+    figure.update_xaxes(title="FLOP/byte (log)", type="log", range=span, **_steps(low, high))
+    figure.update_yaxes(title="attainable TFLOPS (log)", type="log", **_steps(low * bandwidth, max(tflops.values())))
     return dressed(figure, 420, bottom=90)
 
 

@@ -1,4 +1,4 @@
-"""Quality against a second metric, a point a run. Standings to a plotly figure; no streamlit, no database."""
+"""Quality against a second metric, one point per run. Standings to a plotly figure; no streamlit, no database."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -67,7 +67,7 @@ def _x(row: Standing, x: Metric) -> float:
 def _points(
     drawn: Look, rows: Sequence[Standing], x: Metric, intervals: Mapping[str, tuple[float, float]]
 ) -> go.Scatter:
-    """The runs of one look: a trace each would make a figure of hundreds slow."""
+    """The runs of one look: one trace per run would be slow with hundreds of runs."""
     klds, spreads = [row.kld or 0.0 for row in rows], [intervals.get(row.run) for row in rows]
     bounds = [spread or (kld, kld) for kld, spread in zip(klds, spreads, strict=True)]
     bars: dict[str, object] = {"visible": False}
@@ -95,7 +95,7 @@ def _points(
 
 
 def _provenance(row: Standing, spread: tuple[float, float] | None) -> str:
-    """What the pointer is told: recipe, values with the interval, and where they come from."""
+    """The hover text: recipe, values with the interval, and where they come from."""
     numbers = [
         f"{heading(METRICS[m])} {shown(METRICS[m], getattr(row, m))}"
         for m in ("kld", "gemm_speedup", "bits_per_weight")

@@ -18,7 +18,7 @@ def sensitivity_bars(rows: Sequence[Sensitivity], whole: float | None) -> go.Fig
     figure = go.Figure()
     bars = [("cast alone", [row.alone_kld for row in ranked], COLOURS["row"])]
     if whole is not None:
-        bars.insert(0, ("saved by keeping it", [whole - row.all_but_kld for row in ranked], COLOURS["1x16"]))
+        bars.insert(0, ("saved by keeping it in BF16", [whole - row.all_but_kld for row in ranked], COLOURS["1x16"]))
     for title, values, colour in bars:
         figure.add_bar(
             y=names,

@@ -34,7 +34,7 @@ class Grid:
 
 
 def grid_of(fmt: Format, scale: float) -> Grid:
-    """A format's grid under a scale. An integer's steps are alike: all it has is drawn as subnormal.
+    """A format's grid under a scale. An integer's steps are uniform: its whole range is drawn as subnormal.
 
     >>> from fp8dash.choose.formats import E4M3FN, INT8
     >>> grid_of(E4M3FN, 1.0), grid_of(INT8, 1.0)
@@ -46,7 +46,7 @@ def grid_of(fmt: Format, scale: float) -> Grid:
 
 
 def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid]) -> go.Figure:
-    """Share of the non-zero elements in each binade, one panel a tensor, over the ranges of a format's grid there."""
+    """Share of the non-zero elements in each binade, one panel per tensor, over the ranges of a format's grid there."""
     figure = make_subplots(
         rows=max(1, len(profiles)),
         cols=1,
@@ -66,7 +66,7 @@ def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid])
             width=0.9,
             marker={"color": GREY},
             customdata=[[as_power(2.0**b), as_power(2.0 ** (b + 1)), n] for b, n in kept],
-            hovertemplate="%{customdata[0]} to %{customdata[1]}: %{y:.3g} %, %{customdata[2]:,} of them<extra></extra>",
+            hovertemplate="%{customdata[0]} to %{customdata[1]}: %{y:.3g} %, %{customdata[2]:,} values<extra></extra>",
             row=row,
             col=1,
         )
@@ -82,7 +82,7 @@ def histograms(profiles: Mapping[str, TensorProfile], grids: Mapping[str, Grid])
 
 
 def spread_maps(maps: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """Amax over RMS by layer name, one map a kind: blocks downwards, projections rightwards, one log colour scale."""
+    """Amax over RMS by layer name, one map per kind: blocks downwards, projections rightwards, one log colour scale."""
     bar = {
         "title": "amax ÷ RMS",
         "tickvals": [math.log10(tick) for tick in TICKS],
@@ -127,7 +127,7 @@ def outlier_channels(profiles: Sequence[TensorProfile]) -> go.Figure:
 
 
 def ladder_lines(points: Mapping[str, Sequence[LadderPoint]]) -> go.Figure:
-    """SQNR from coarse scales to fine, a panel an operand and a line a format; dashed: without outlier channels."""
+    """SQNR from coarse scales to fine, a panel per operand, a line per format; dashed: without outlier channels."""
     figure = make_subplots(
         rows=1,
         cols=max(1, len(points)),

@@ -58,9 +58,9 @@ def window_differences(
 
 
 def kld_quantiles(percentiles: Mapping[str, Mapping[str, float]], looks: Mapping[str, Look]) -> go.Figure:
-    """The KLD that so many tokens stay below: by run, values by percentile's label, from the least to the most.
+    """Percentiles of the KLD over tokens: by run, values by the percentile's label, in ascending order.
 
-    Percentiles stand at even steps, so that the tail, where recipes differ most, has room.
+    They are evenly spaced, so that the tail, where recipes differ most, has room.
     """
     figure = go.Figure()
     for name, values in percentiles.items():

@@ -18,7 +18,7 @@ BADGES = {"warning": ":orange-badge[warning]", "note": ":gray-badge[note]"}
 
 
 def headline(recipes: Sequence[Recipe], model: str, shape: ModelShape | None) -> str:
-    """What is about to be queued, and what it makes of the model."""
+    """What is about to be queued, and the model's size with it."""
     name = MODELS[model].title if model in MODELS else Path(model).name or "no model yet"
     if not recipes:
         return f"Choose a recipe for {plain(name)}"
@@ -42,7 +42,9 @@ def panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request,
         st.caption("Choose at least one recipe.")
         return
     if shape is None:
-        st.caption("Size and coverage are known once a run has cast this model’s weights: only workers read it.")
+        st.caption(
+            "Size and coverage are known after this model’s first run that casts weights: only workers read the model."
+        )
     else:
         lines = ["| Recipe | Bits | MB | of BF16 | Cast |", "|:--|--:|--:|--:|--:|"]
         for recipe in recipes:
@@ -54,7 +56,7 @@ def panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request,
                 f"{share:.0%} | {e.coverage:.0%} |".replace("%", "\u00a0%")
             )
         st.markdown("\n".join(lines))
-        st.caption("Bits of a cast weight and size of the model by arithmetic, scales included.")
+        st.caption("Bits per cast weight and model size, computed, scales included.")
     _advice(recipes, shape, request, devices)
 
 

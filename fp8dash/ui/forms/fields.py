@@ -89,8 +89,8 @@ class Fields:
         self.changed[name] = (typed or "").strip()
         return str(self.changed[name])
 
-    def wholes(self, name: str, label: str, *, help: str = "Divided by commas.") -> None:
-        """Whole numbers; what is none is said, and leaves the field empty, which a check refuses."""
+    def wholes(self, name: str, label: str, *, help: str = "Separated by commas.") -> None:
+        """Whole numbers. Anything else is reported and leaves the field empty, which a check refuses."""
         leaf = LEAVES[name]
         start = ", ".join(str(value) for value in leaf.of(self.start))
         text = st.text_input(label, start, key=self.key(name), help=help) or ""
@@ -101,6 +101,6 @@ class Fields:
             what = leaf.limits.what
             say_error(
                 InvalidChoice(
-                    f"“{text}” is not a list of whole numbers: write each {what} divided by commas, as in 1, 16."
+                    f"“{text}” is not a list of whole numbers: write each {what} separated by commas, as in 1, 16."
                 )
             )

@@ -16,28 +16,28 @@ TITLES: dict[Measure, str] = {
     "needle": "Needle",
     "gradients": "Gradients in FP8",
     "sensitivity": "Sensitivity",
-    "profile": "Profile of tensors",
-    "kv": "KV cache as it is read",
+    "profile": "Tensor profile",
+    "kv": "KV cache reads",
     "decode": "Decode speed",
     "tasks": "lm-eval tasks",
     "export": "Checkpoint",
 }
-NOTHING = "Nothing is to be measured: choose at least one."
-ON_CPUS = "Where all workers alive are CPUs, emulated is preset: FP8 kernels on a CPU are slow and gain nothing."
+NOTHING = "No measure is chosen: choose at least one."
+ON_CPUS = "Emulated is the default where all live workers are CPUs: FP8 kernels on a CPU are slow and gain nothing."
 FROM_CALIBRATION = (
-    "“pydocs” or the path of a text on the worker. Static and delayed scales are made from its last windows; empty, "
-    "from the end of the corpus. What is measured is never calibrated on."
+    "“pydocs” or the path of a text on the worker. Static and delayed scales are made from its last windows; if "
+    "empty, from the end of the corpus. The measured text is never used for calibration."
 )
 ANY_TASK = (
-    "Any task, group or tag of lm-eval. Those of fp8dash need no network; the worker fetches the data of the others "
-    "from the Hub, or from its cache."
+    "Any task, group or tag of lm-eval. fp8dash’s own need no network; for the others the worker fetches the data "
+    "from the Hub or its cache."
 )
 UNTIL = (
-    "Stop once the 95 % interval of Δ ln PPL reaches no further to either side; looked at after 8, 16, 32 … windows. "
-    "0 reads all windows."
+    "Stop once the 95 % interval of Δ ln PPL is within this distance on both sides; checked after 8, 16, 32 … "
+    "windows. 0 reads all windows."
 )
-REPEATS = "Needles at each length and depth, each with a key and a value of its own: more, narrower intervals."
-BUDGETS = "kld=0.01 (nats), kld=50% of the whole recipe’s, or bits=9.5 (a weight)."
+REPEATS = "Needles at each length and depth, each with its own key and value. More of them give narrower intervals."
+BUDGETS = "kld=0.01 (nats), kld=50% (of the whole recipe’s), or bits=9.5 (per weight)."
 
 
 def measured(start: Request, key: Names) -> Request:
@@ -52,19 +52,19 @@ def measured(start: Request, key: Names) -> Request:
     fields.changed["corpus"] = corpus_of(start.corpus, key)
     with st.container(horizontal=True):
         fields.short_choice("backend", "Backend", BACKENDS, more=ON_CPUS, width=180)
-        fields.number("windows", "Windows", help="More windows, narrower intervals.")
-        length = fields.number("window_length", "Tokens a window", step=16, width=170)
+        fields.number("windows", "Windows", help="More windows give narrower intervals.")
+        length = fields.number("window_length", "Tokens per window", step=16, width=170)
         fields.number("seed", "Seed")
     _reading(fields, length)
     with st.expander("Calibration, GEMM sizes and needles"):
         _calibration(fields)
         with st.container(horizontal=True):
-            fields.wholes("gemm_m", "GEMM M (tokens)", help="Rows of the activations, divided by commas.")
+            fields.wholes("gemm_m", "GEMM M (tokens)", help="Rows of the activations, separated by commas.")
             fields.wholes("needle_lengths", "Needle lengths (tokens)")
             fields.wholes("needle_depths", "Needle depths (%)")
         _needles(fields)
     with st.expander("Sensitivity and decoding"), st.container(horizontal=True):
-        fields.choice("sensitivity", "Sensitivity of", GRANULARITIES)
+        fields.choice("sensitivity", "Sensitivity by", GRANULARITIES)
         fields.text("sensitivity_budget", "Budget of the mixed recipe", help=BUDGETS)
         fields.wholes("decode_batches", "Decode batches")
     return fields.request
@@ -98,26 +98,26 @@ def _tasks(fields: Fields) -> None:
             list(start),
             key=fields.key("tasks"),
             accept_new_options=True,
-            placeholder="fp8dash_pydocs, or type a name of lm-eval’s",
+            placeholder="fp8dash_pydocs, or type the name of an lm-eval task",
             format_func=lambda name: f"{name} · {offered[name]}" if name in offered else name,
             help=ANY_TASK,
         )
         fields.changed["tasks"] = tuple(names)
-        few = "From the task’s start; 0 is all. Runs are compared on the same documents only."
-        fields.number("task_limit", "Documents a task", width=170, help=few)
+        few = "From the start of each task; 0 takes all. Runs are compared only on the same documents."
+        fields.number("task_limit", "Documents per task", width=170, help=few)
         fields.short_choice("task_prompt", "Task prompt", TASK_PROMPTS)
         fields.short_choice("task_precision", "Task precision", TASK_PRECISIONS)
 
 
 def _reading(fields: Fields, length: int) -> None:
-    """How windows are cut, which of their tokens are scored, and when reading them may end."""
+    """How windows are cut, which of their tokens are scored, and when to stop early."""
     meanings = {name: convention.meaning for name, convention in CONVENTIONS.items()}
-    unlike = "Numbers of unlike conventions are never ranked together."
-    with st.expander("How perplexity is read"), st.container(horizontal=True, vertical_alignment="bottom"):
+    unlike = "Numbers of different conventions are never ranked together."
+    with st.expander("How perplexity is computed"), st.container(horizontal=True, vertical_alignment="bottom"):
         convention = fields.choice("convention", "Convention", meanings, width=470, help=unlike)
         strided, key = convention == "strided", fields.key("stride")
         start = min(fields.start.reading.stride or length // 2, length - 1)
-        step = "From one window’s start to the next’s."
+        step = "Distance from the start of one window to the next."
         stride = st.number_input(
             "Stride (tokens)", 0, length - 1, start, key=key, width=150, disabled=not strided, help=step
         )
@@ -130,7 +130,7 @@ def _reading(fields: Fields, length: int) -> None:
 
 def _calibration(fields: Fields) -> None:
     with st.container(horizontal=True):
-        fields.text("calibration", "Calibration text", placeholder="the corpus’s end", help=FROM_CALIBRATION)
+        fields.text("calibration", "Calibration text", placeholder="end of the corpus", help=FROM_CALIBRATION)
         fields.number("calibration_windows", "Calibration windows", width=190)
 
 
@@ -138,7 +138,7 @@ def _needles(fields: Fields) -> None:
     """What is hidden, in which haystack, and how it is asked for."""
     meanings = {name: kind.meaning for name, kind in KINDS.items()}
     with st.container(horizontal=True):
-        kind = fields.choice("needle_kind", "Needle", meanings, help="RULER’s tasks, without niah_.")
+        kind = fields.choice("needle_kind", "Needle", meanings, help="RULER’s task names, without niah_.")
         needles = fields.start.needles
         start = needles.haystack if kind == needles.kind else KINDS[kind].haystack
         offered = [name for name in HAYSTACKS if (kind, name) not in REFUSED]

@@ -11,7 +11,7 @@ FILE = "A text file …"
 EXAMPLES = {FOLDER: "/models/Llama-3.1-8B", HUB: "org/name"}
 HELP = {
     FOLDER: "Hugging Face layout: config.json and safetensors, on the worker.",
-    HUB: "The worker downloads it. Size and coverage are known once a run has cast its weights.",
+    HUB: "The worker downloads it. Size and coverage are known after the first run that casts its weights.",
 }
 LABELS = {FOLDER: "Folder", HUB: "Hub id"}
 

@@ -21,20 +21,20 @@ USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of each operand, 
 USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
 PICTURE = (
-    "Left square weights, second activations, third the KV cache where it is cast; cut into the tiles that share a "
-    "scale. BF16 is the baseline."
+    "Squares from left to right: weights, activations and, if cast, the KV cache; divided into the tiles that share "
+    "a scale. BF16 is the baseline."
 )
 GRAMMAR = (
-    "A preset’s name, or w=format/tile[/rule] a=format/tile[/rule][/static] kv=format/share[/scale] attn=format/tile "
-    "also=lm_head skip=pattern; w[pattern]= and a[pattern]= for some layers alone."
+    "A preset’s name, or w=format/tile[/rule] a=format/tile[/rule][/static] kv=format/share[/scale] "
+    "attn=format/tile also=lm_head skip=pattern; w[pattern]= and a[pattern]= for some layers only."
 )
-ALSO = "The Linears of the blocks are cast. The head, the embeddings and the norms are only when named here."
-SKIP = "Patterns over module names, divided by commas; * stands for anything."
+ALSO = "The Linears of the blocks are always cast; the head, embeddings and norms only if chosen here."
+SKIP = "Patterns of module names, separated by commas; * matches anything."
 WHEN = "Static and delayed scales are one per tensor. Both are made from calibration text, never from what is measured."
 
 
 def recipes_of(start: Sequence[Recipe], key: Names) -> list[Recipe]:
-    """The recipes that are chosen, none twice; none where what is typed cannot be, which is said."""
+    """The chosen recipes, without duplicates; none if the input is invalid, which is reported."""
     st.header("2  Recipe", anchor=False)
     way = st.segmented_control(
         "How to choose",
@@ -71,7 +71,7 @@ def _way(recipes: Sequence[Recipe]) -> str:
 
 
 def _buildable(recipe: Recipe) -> bool:
-    """True where the builder has a widget for all that is cast, or carries it along."""
+    """True if the builder has a widget for everything that is cast, or carries it along."""
     return not recipe.is_baseline and recipe.accumulator is None
 
 
@@ -125,7 +125,7 @@ def _builder(start: Recipe, key: Names) -> list[Recipe]:
     glyph(recipe)
     if any(" " in pattern for pattern in skip):
         raise InvalidChoice(
-            "A module pattern has no spaces: divide patterns by commas, as in *.down_proj, model.layers.0.*"
+            "A module pattern has no spaces: separate patterns by commas, as in *.down_proj, model.layers.0.*"
         )
     return [parse_recipe(recipe.text)]
 
@@ -134,7 +134,9 @@ def _parts(start: Recipe, key: Names) -> tuple[tuple[str, ...], tuple[str, ...]]
     """The groups that are cast too, and the patterns of what is left out."""
     with st.container(horizontal=True):
         placeholder = "nothing: they stay in BF16"
-        also = st.multiselect("Cast too", GROUPS, list(start.also), key=key("also"), placeholder=placeholder, help=ALSO)
+        also = st.multiselect(
+            "Also cast", GROUPS, list(start.also), key=key("also"), placeholder=placeholder, help=ALSO
+        )
         first, placeholder = ", ".join(start.skip), "*.down_proj, model.layers.0.*"
         skip = st.text_input("Leave out", first, key=key("skip"), placeholder=placeholder, help=SKIP)
     return tuple(also), tuple(part.strip() for part in (skip or "").split(",") if part.strip())
@@ -159,14 +161,14 @@ def _cast(operand: int, start: Cast | None, key: Names) -> Cast | None:
         tiles.index(start.tile.name),
         key=key(f"{title}_tile"),
         format_func=lambda t: f"{t} · {shared(t, operand)}",
-        help="Who shares a scale.",
+        help="Which elements share a scale.",
     )
     rule = st.selectbox(
         f"{title}: scale rule",
         rules,
         rules.index(start.rule.name),
         key=key(f"{title}_rule"),
-        format_func=lambda r: f"{r} · {RULES[r].bits} bits a scale",
+        format_func=lambda r: f"{r} · {RULES[r].bits} bits per scale",
         help="  \n".join(f"{r.name}: {r.meaning}" for r in RULES.values()),
     )
     cast = dataclasses.replace(
@@ -212,7 +214,7 @@ def _kv_cast(start: KvCast | None, key: Names) -> KvCast | None:
     if scale == "unit":
         return KvCast(KV_FORMATS[name], "tensor", scale)
     share = st.selectbox(
-        "KV cache: who shares a scale",
+        "KV cache: scale shared by",
         shares,
         shares.index(start.share),
         key=key("kv_share"),
@@ -222,7 +224,7 @@ def _kv_cast(start: KvCast | None, key: Names) -> KvCast | None:
 
 
 def _typed(start: Sequence[Recipe], key: Names) -> list[Recipe]:
-    """Recipes as text, one a line."""
+    """Recipes as text, one per line."""
     first = "\n".join(recipe.text for recipe in start)
-    text = st.text_area("Recipes, one a line", first, key=key("typed"), help=GRAMMAR)
+    text = st.text_area("Recipes, one per line", first, key=key("typed"), help=GRAMMAR)
     return [recipe_from(line) for line in (text or "").splitlines() if line.strip()]

@@ -35,13 +35,14 @@ LOWEST = ("minimum", "0.1 %", "1 %", "5 %")  # percentiles that say nothing and 
 
 
 def page(frame: Frame) -> None:
-    """The comparison of the runs that the link names."""
+    """The comparison of the runs named in the link."""
     head = st.container()
     chosen = _chosen(frame)
     if len(chosen) < FEWEST:
         head.title("Choose two to six runs to compare", anchor=False)
         head.markdown(
-            "Pick them here, or tick rows on the leaderboard. This page’s address then shows the same to anyone."
+            "Pick them here or tick rows on the leaderboard. Anyone you send this page’s address to sees the same "
+            "comparison."
         )
         return
     whole = comparison.comparison(frame.store, chosen)
@@ -69,7 +70,7 @@ def page(frame: Frame) -> None:
 
 
 def _chosen(frame: Frame) -> list[str]:
-    """The runs of the link, changed by the picker."""
+    """The runs named in the link, as changed in the picker."""
     named = frame.linked_runs()
     search = linked.text_input("Find runs", key="find", placeholder="recipe, model, study, owner or run", width=280)
     newest = frame.store.runs(states=(FINISHED,), search=search or "", limit=OFFERED)
@@ -88,7 +89,7 @@ def _chosen(frame: Frame) -> list[str]:
         max_selections=MOST,
         key=f"compare_runs_{','.join(named)}",
         placeholder="two to six runs",
-        help=f"Offered are the {OFFERED} newest that the search finds.",
+        help=f"Lists the {OFFERED} newest runs that match the search.",
     )
     if picked != named[:MOST]:
         linked.write("runs", ",".join(picked))
@@ -126,7 +127,7 @@ def _parsed(text: str) -> Recipe:
 
 
 def _metrics(whole: Comparison, contest: Comparison | None, names: dict[str, str]) -> None:
-    """A row a metric, a column a run; the best in bold, ties said. The baseline is shown and not judged."""
+    """One row per metric, one column per run; the best in bold, ties stated. The baseline is shown but not judged."""
     judged = {v.metric.name: v for v in (contest or whole).verdicts}
     lines = ["| Metric | " + " | ".join(plain(names[row.run]) for row in whole.standings) + " | Better |"]
     lines.append("|:--|" + "--:|" * len(whole.standings) + ":--|")
@@ -143,9 +144,10 @@ def _metrics(whole: Comparison, contest: Comparison | None, names: dict[str, str
     st.markdown("\n".join(lines))
     metric_help()
     st.caption(
-        "Bold is better. Small type: minus the best, paired over windows, each interval at the level of its verdict, "
-        "so that all runs shown hold with 95 % together (Holm). Tied: it holds zero and no difference that matters, "
-        "needles differ by chance alone (McNemar), or speeds are within 5 %. Beside Δ ln PPL: its own 95 % interval."
+        "Bold is best. Small type: difference from the best, paired over windows, with intervals adjusted so that "
+        "all of them hold together at 95 % (Holm). Tied: the interval contains zero and no difference that matters, "
+        "needles differ no more than by chance (McNemar), or speeds are within 5 %. Next to Δ ln PPL: its own 95 % "
+        "interval."
     )
 
 
@@ -177,7 +179,7 @@ def _gap(row: Verdict, index: int, names: dict[str, str], judged: Comparison) ->
 
 
 def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
-    """A row a task and metric, a column a run: its number, and its paired difference from the baseline or first run."""
+    """One row per task and metric, one column per run, with the paired difference from the baseline or first run."""
     reference = next((i for i, row in enumerate(rows) if row.is_baseline), 0)
     scored = task_lines(frame.store, [row.run for row in rows], reference=reference)
     if not scored:
@@ -195,8 +197,8 @@ def _tasks(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
     for sentence in dict.fromkeys(sentence for line in scored for sentence in line.unlike):
         st.warning(plain(sentence))
     st.caption(
-        f"In small type each run minus {basis}, over the same documents, with its 95 % interval (bootstrap over "
-        "documents; of right and wrong answers, McNemar’s as well); perplexities as logarithms. Tied: the "
+        f"Small type: difference from {basis} over the same documents, with its 95 % interval (bootstrap over "
+        "documents; for right and wrong answers also McNemar’s); perplexities are compared as logarithms. Tied: the "
         "interval contains zero."
     )
 
@@ -237,7 +239,7 @@ def _quality(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
 
 
 def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
-    """How the divergence spreads over tokens: a recipe may lose little on average and much on a few."""
+    """How the divergence is distributed over tokens: a recipe may lose little on average and much on a few."""
     measured = frame.store.measurements([row.run for row in rows if not row.is_baseline], ["kld_tokens"])
     kept = {
         names[run]: {m.label: m.value for m in all_of if m.value is not None and m.label not in LOWEST}
@@ -245,7 +247,7 @@ def _by_token(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> 
     }
     percentiles = {name: values for name, values in kept.items() if values}
     if not percentiles:
-        st.info("These runs were measured before percentiles over tokens were kept: run them again.")
+        st.info("These runs predate percentiles over tokens: run them again to see them here.")
         return
     draw(
         kld_quantiles(percentiles, _looks(rows, names)),
@@ -262,7 +264,7 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
     st.header("Needles by length and depth", anchor=False)
     draw(needle_maps(by_run), key="compare_needles", alt="Share of needles found")
     if needles.changed({names[row.run]: cells[row.run] for row in rows if cells[row.run] and not row.is_baseline}):
-        return  # else a cell was measured before cells bore the baseline's score
+        return  # else a cell was measured before cells stored the baseline's score
     base = next((row for row in rows if row.is_baseline and cells[row.run]), None) or _baseline(frame, rows)
     others = {name: run_cells for name, run_cells in by_run.items() if not base or name != names.get(base.run)}
     if base and others:
@@ -270,11 +272,11 @@ def _needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> N
         scores = {c.key: c.score for c in basis}
         moved = [c for run_cells in others.values() for c in run_cells if c.score != scores.get(c.key, c.score)]
         if not moved:
-            st.markdown("No needle differs from the baseline’s.")
+            st.markdown("All needle scores equal the baseline’s.")
             return
-        st.markdown("The same, minus the baseline’s:")
+        st.markdown("Difference from the baseline:")
         figure = needle_differences(others, basis)
-        draw(figure, key="compare_needle_differences", alt="Needle scores minus the baseline’s")
+        draw(figure, key="compare_needle_differences", alt="Needle scores: difference from the baseline")
 
 
 def _graded_needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
@@ -296,7 +298,7 @@ def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
     by_run = {names[row.run]: points[row.run] for row in rows if points[row.run] and not row.is_baseline}
     if not by_run:
         return
-    st.header("GEMM time of all Linears: BF16 beside cast and multiply", anchor=False)
+    st.header("GEMM time of all Linears: BF16 against cast and multiply", anchor=False)
     draw(gemm_bars(by_run, _looks(rows, names)), key="compare_gemm", alt="GEMM times")
     draw(gemm_rates(by_run, _looks(rows, names)), key="compare_gemm_rates", alt="TFLOPS by M")
     _crossovers(frame, rows, names)
@@ -307,13 +309,13 @@ def _speed(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> Non
     for name, why in without.items():
         if why:
             st.caption(
-                f"{plain(name)} has no bar where no native kernel is legal: {plain('; '.join(why[:2]))}. "
-                "An emulated product’s time says nothing."
+                f"{plain(name)} has no bar where no native kernel is legal: {plain('; '.join(why[:2]))}. Emulated "
+                "products are not timed: they say nothing about speed."
             )
 
 
 def _crossovers(frame: Frame, rows: Sequence[Standing], names: dict[str, str]) -> None:
-    """From which M each run's cast and product take less time than BF16."""
+    """The M from which each run's cast and product are faster than BF16."""
     measured = frame.store.measurements([row.run for row in rows], ["gemm_crossover_m"])
     for row in rows:
         for m in measured[row.run]:

@@ -26,14 +26,14 @@ AS_IS, ALIGNED = "As they are", "Largest code at one amax"
 ORIGINS = {
     "e4m3fn": "OCP FP8: weights and activations; H100, Ada, Blackwell, MI350",
     "e5m2": "OCP FP8: range for gradients",
-    "e4m3fnuz": "AMD CDNA3 (MI300X); an OCP byte read as this is half its value",
+    "e4m3fnuz": "AMD CDNA3 (MI300X); an OCP byte read in this format has half its value",
     "e5m2fnuz": "AMD CDNA3 (MI300X)",
     "e4m3": "IEEE’s reserved binade kept: Gaudi 2, Trainium",
     "e3m4": "IEEE style; proposed for vision models",
     "e3m2": "OCP MXFP6, the wider half",
     "e2m3": "OCP MXFP6, the finer half",
     "e2m1": "OCP MXFP4 and NVFP4",
-    "int8": "W8A8: steps of one size, so an amax sets the error of all",
+    "int8": "W8A8: uniform steps, so the amax sets every value’s error",
     "int4": "W4A16 weights",
 }
 FIELD_KEYS = {"sign": "sign", "exponent": "exponent", "mantissa": "mantissa", "two's complement": "integer"}
@@ -60,7 +60,7 @@ def page(frame: Frame) -> None:
     view = linked.segmented_control(
         "View", list(VIEWS), default=ONE, required=True, key="view", label_visibility="collapsed"
     )
-    answer_first(head, "What was typed cannot be cast", "formats_tables", VIEWS[str(view)])
+    answer_first(head, "This input cannot be cast", "formats_tables", VIEWS[str(view)])
 
 
 def one_number() -> tuple[str, str]:
@@ -72,14 +72,14 @@ def one_number() -> tuple[str, str]:
             "Number or code",
             key="number",
             width=220,
-            help="0.1, 448, 1e-3, nan, or a code of "
-            "the format at the right: 0x7E, 0b01111110. A click on a bit writes the code here.",
+            help="0.1, 448, 1e-3, nan, or a code of the format on the right: 0x7E, 0b01111110. Clicking a bit "
+            "writes the code here.",
         )
         fmt = format_box("Format", "format", "e4m3fn")
     x, typed = read(text or "0.1", fmt)
     closest = nearest(x, fmt)
     _strip(typed or closest.code or Code(fmt, 0), closest if typed is None else None)
-    st.header("In every format, without a scale", anchor=False)
+    st.header("In every format, unscaled", anchor=False)
     st.markdown("\n".join(_in_all(x, fmt)))
     if math.isfinite(x):
         st.header(f"Rounding to {title(fmt)}", anchor=False)
@@ -100,7 +100,7 @@ def _in_chosen_format(x: float, typed: Code | None, closest: Nearest) -> str:
 
 
 def _in_other_formats(x: float, fmt: Format) -> str:
-    """What the two FP8 formats and INT8 make of it, those that the title does not name."""
+    """What it becomes in the two FP8 formats and INT8, except those named in the title."""
     sentences = []
     for name in ("e4m3fn", "e5m2", "int8"):
         closest = nearest(x, FORMATS[name])
@@ -137,7 +137,7 @@ def _strip(code: Code, closest: Nearest | None) -> None:
                             key=f"formats_bit_{FIELD_KEYS[field]}_{place}",
                             on_click=_write,
                             args=(code.toggled(place).hex,),
-                            help=f"Turn this {field} bit over",
+                            help=f"Flip this {field} bit",
                         )
                         place += 1
         with st.container(width="content"):
@@ -158,7 +158,7 @@ def _write(text: str) -> None:
 
 
 def _in_all(x: float, chosen: Format) -> list[str]:
-    """A Markdown table, a row a format."""
+    """A Markdown table, one row per format."""
     lines = [
         "| Format | Code | Bits | Becomes | Error | Relative error (%) | What happened |",
         "|:--|:--|:--|--:|--:|--:|:--|",
@@ -176,7 +176,7 @@ def _in_all(x: float, chosen: Format) -> list[str]:
 
 
 def _roundings(typed: float, fmt: Format) -> list[str]:
-    """A Markdown table, a row a rounding mode, stochastic last."""
+    """A Markdown table, one row per rounding mode, stochastic last."""
     x = float(np.float32(typed))
     below, above = neighbours(fmt, x)
     lines = ["| Rounding | Becomes | Error | How |", "|:--|--:|--:|:--|"]
@@ -184,9 +184,9 @@ def _roundings(typed: float, fmt: Format) -> list[str]:
         value = float(on_grid(np.array(x), fmt, rounding))
         lines.append(f"| {rounding.name} | {exactly(value)} | {signed(value - x)} | {rounding.meaning} |")
     up = chance_up(min(max(x, below), above), below, above)
-    how = f"up with a probability of {three(100 * up)} %, so that the mean stays {exactly(typed)}: used for gradients"
+    how = f"up with probability {three(100 * up)} %, so that the mean stays {exactly(typed)}: used for gradients"
     if below == above or abs(x) > fmt.max:
-        how = "nothing to choose: " + ("a code’s own value" if abs(x) <= fmt.max else "beyond the largest code")
+        how = "nothing to round: " + ("exactly a code’s value" if abs(x) <= fmt.max else "beyond the largest code")
     both = exactly(below) if below == above else f"{exactly(below)} or {exactly(above)}"
     return [*lines, f"| stochastic | {both} | {DASH} | {how} |"]
 
@@ -208,7 +208,7 @@ def _spacing(x: float | None) -> None:
     figure = charts_formats.number_lines(chosen, x, scaled=1.0 if axis == ALIGNED else None)
     draw(figure, key="formats_lines", alt="Codes of each format on a log axis, and the largest rounding error there")
     st.caption(
-        "Floats err by a share of the number until their subnormals; integers by a share of the amax. "
+        "A float’s error is proportional to the number, down to the subnormals; an integer’s to the amax. "
         + ("The grey line is the typed number." if x else "")
     )
 
@@ -217,9 +217,9 @@ def all_formats() -> tuple[str, str]:
     """The facts of every format."""
     st.markdown("\n".join(_facts()))
     st.caption(
-        "Decades: powers of ten from the smallest number of full precision to the largest; in all, with subnormals. "
-        "Unit roundoff: the largest relative error of rounding a number in the normal range. E8M0, the scale of MX "
-        "tiles, is a bare power of two, 2⁻¹²⁷ to 2¹²⁷, with one NaN, no zero and no sign."
+        "Decades: powers of ten from the smallest normal number to the largest; “with subnormals” from the smallest "
+        "of all. Unit roundoff: the largest relative error of rounding a number in the normal range. E8M0, the "
+        "scale of MX tiles, is a bare power of two, 2⁻¹²⁷ to 2¹²⁷, with one NaN, no zero and no sign."
     )
     answer = "E4M3FN keeps 4.46 decades at 2⁻⁴, E5M2 8.97 at 2⁻³"
     return answer, "One bit of mantissa moved to the exponent doubles the error and nearly doubles the range."
@@ -235,7 +235,7 @@ def _facts() -> list[str]:
         "Values": lambda f: str(len(values(f))),
         "Unit roundoff": lambda f: as_power(f.unit_roundoff) if isinstance(f, FloatFormat) else DASH,
         "Decades": lambda f: _decades(f, f.min_normal if isinstance(f, FloatFormat) else 1.0),
-        "Decades in all": lambda f: _decades(f, f.min_subnormal) if isinstance(f, FloatFormat) else DASH,
+        "Decades with subnormals": lambda f: _decades(f, f.min_subnormal) if isinstance(f, FloatFormat) else DASH,
         "NaN": lambda f: _ranges([c for c in special_codes(f) if math.isnan(c.value)]),
         "Infinity": lambda f: _ranges([c for c in special_codes(f) if math.isinf(c.value)]),
         "Where": lambda f: ORIGINS[f.name],

@@ -68,7 +68,7 @@ def _claims(frame: Frame, docs: Mapping[str, Document]) -> None:
         st.markdown(_lead(seen))
         _docs(docs)
     if not shown:
-        st.info("No claim passes these filters. Choose another verdict or clear the search.")
+        st.info("No claim matches these filters. Choose another verdict or clear the search.")
     for claim in shown:
         _card(frame, claim, seen.get(claim.number))
     _metrics()
@@ -80,8 +80,11 @@ def _plural(verdict: str) -> str:
 
 def _lead(seen: dict[int, Finding]) -> str:
     if not seen:
-        return "No finished run bears on any of them yet: what this database says will stand beneath each claim."
-    return f"Finished runs of this database bear on {many(len(seen), 'claim')}; what they say stands beneath each."
+        return "No finished run is evidence on any of them yet. Once one is, its findings appear under the claim."
+    return (
+        f"Finished runs in this database are evidence on {many(len(seen), 'claim')}; their findings are shown under "
+        "each."
+    )
 
 
 def _findings(frame: Frame) -> dict[int, Finding]:

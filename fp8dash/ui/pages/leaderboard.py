@@ -29,11 +29,11 @@ BUDGETS = {METRICS[name].title: name for name in BUDGETED}
 SORTED = {"finished": "Newest", **{name: METRICS[name].title for name in SORTS if name in METRICS}}
 FORETOLD = ", predicted"
 WELCOME = (
-    "A **run** quantizes one model by one recipe and measures that same artefact: quality against its BF16 baseline, "
-    "and the speed of its GEMMs.  \n"
-    "Set how much quality may go and where you will serve; the first line then says what to ship, and why the others "
-    "lost.  \n"
-    "Only numbers made alike are ranked together. Where the evidence cannot tell two recipes apart, it says so."
+    "A **run** quantizes one model with one recipe and measures that same artefact: its quality against the BF16 "
+    "baseline, and the speed of its GEMMs.  \n"
+    "Set how much quality you can give up and where you will serve; the first line then says what to ship, and why "
+    "the others lost.  \n"
+    "Only numbers measured the same way are ranked together. Recipes that the evidence cannot separate are called tied."
 )
 
 
@@ -60,7 +60,7 @@ def page(frame: Frame) -> None:
     base = [] if choice.search else [row for row in ranking.rows if row.is_baseline][:1]
     count = frame.store.standing_count(choice)
     if not count:
-        st.info("No run passes these filters. Clear the search or a filter above.")
+        st.info("No run matches these filters. Clear the search or a filter above.")
         return
     figure(frame, choice, base, ranking.decision.speeds, "" if target.name == group.device else target.name)
     table(frame, choice, count, base, ranking.contest)
@@ -84,15 +84,15 @@ def _active(frame: Frame) -> None:
     counts = frame.store.counts()
     if active := counts["queued"] + counts["running"]:
         frame.link(
-            "runs", f"{many(active, 'run')} on the way: {counts['running']} running, {counts['queued']} queued →"
+            "runs", f"{many(active, 'unfinished run')}: {counts['running']} running, {counts['queued']} queued →"
         )
 
 
 def _empty(frame: Frame) -> None:
     st.title("No finished run yet", anchor=False)
     st.markdown(
-        "A run quantizes a model by one recipe and measures that same artefact. Two ways to fill this page: "
-        "`make demo` queues eight recipes on a small model that needs no network, or queue your own."
+        "A run quantizes a model with one recipe and measures that same artefact. Two ways to fill this page: `make "
+        "demo` queues eight recipes on a small model that needs no network, or queue your own."
     )
     if st.button("New run", type="primary", key="leaderboard_new_run"):
         frame.go("new_run")
@@ -113,7 +113,7 @@ def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], Q
             default="KLD",
             required=True,
             key="budget",
-            help="How much quality may go, in nats from the baseline.",
+            help="How much quality you can give up against the baseline, in nats.",
         )
         limit = linked.number_input("At most (nats)", 0.0, 10.0, CLOSE, 0.01, "%.3f", key="limit", width=130)
         target = _target([str(group.device), *(str(mate.device) for mate in mates)])
@@ -125,17 +125,17 @@ def _target(devices: Sequence[str]) -> Target:
     planned = {f"{name}{FORETOLD}": accelerator for name, accelerator in ACCELERATORS.items()}
     name = str(
         linked.selectbox(
-            "To be served on",
+            "Serve on",
             [*dict.fromkeys(devices), *planned],
             key="target",
             width=230,
-            help="A device: GEMM speeds measured on it. An accelerator: the planner’s upper bound on decoding speed, "
-            "from data sheets; nothing was measured there.",
+            help="For a device, GEMM speeds measured on it. For an accelerator, the planner’s upper bound on decode "
+            "speed from data sheets: nothing was measured on it.",
         )
     )
     if name not in planned:
         return Target(name)
-    batch = linked.number_input("Requests at once", 1, 1 << 16, 32, key="batch", width=130)
+    batch = linked.number_input("Concurrent requests", 1, 1 << 16, 32, key="batch", width=130)
     return Target(planned[name].name, planned[name], int(batch))
 
 
@@ -151,13 +151,13 @@ def _narrowed(
         names,
         key=key,
         width=width,
-        help="Rows are ranked only against rows of the same model, corpus, windows, method, device and backend.",
+        help="Rows are ranked only against rows with the same model, corpus, windows, method, device and backend.",
     )
     return [group for group in groups if name_of(group) == chosen]
 
 
 def _settings(frame: Frame, groups: Sequence[Group]) -> dict[Group, str]:
-    """What each group's numbers were measured on and how; told apart by the group's key where all else is alike."""
+    """What each group was measured on, and how; the group's key tells apart those that are otherwise alike."""
     written = {}
     for group in groups if len(groups) > 1 else ():
         (row,) = frame.store.standings(Choice(FINISHED_RUNS, groups=(group.key,), limit=1))
@@ -189,7 +189,7 @@ def _why(decision: Decision) -> None:
     with st.container(horizontal=True, gap="small"):
         with st.popover(f"Why the others lost ({len(lines)})", type="tertiary", disabled=not lines):
             origin = next((f", {basis(speed)}" for speed in decision.speeds.values()), "")
-            head = f"| Recipe | KLD (nats) | × BF16{origin} | Why not |\n|:--|--:|--:|:--|\n"
+            head = f"| Recipe | KLD (nats) | × BF16{origin} | Reason |\n|:--|--:|--:|:--|\n"
             st.markdown(head + "\n".join(lines))
         metric_help()
 
@@ -222,7 +222,7 @@ def _other_models(
     with st.expander(f"{many(len(largest), 'further model')}: what to ship", expanded=len(largest) < MOST_MODELS):
         st.markdown("\n".join(lines))
         if left:
-            st.caption(f"{many(left, 'more model')}: choose it under “Model”.")
+            st.caption(f"{many(left, 'more model')}: choose one under “Model”.")
 
 
 def _filtered(frame: Frame, group: Group) -> Choice:
@@ -237,7 +237,7 @@ def _filtered(frame: Frame, group: Group) -> Choice:
             index=list(SORTED).index("kld"),
             key="sort",
             width=170,
-            help="The best first; what was not measured comes last.",
+            help="Best first; runs without this number come last.",
         )
         kept: dict[str, Any] = {
             name: tuple(linked.multiselect(label, options, key=name, placeholder="any", width=width))

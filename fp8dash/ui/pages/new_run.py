@@ -30,7 +30,7 @@ ANONYMOUS = "anonymous"  # who asks, where nobody says
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Visit:
-    """One filling in of the form: what it started as, and what it has come to."""
+    """One visit to the form: what it started as, and what it holds now."""
 
     number: int
     start: Form
@@ -44,7 +44,7 @@ class Visit:
 
 
 def page(frame: Frame) -> None:
-    """The form, and what it will do."""
+    """The form, and what submitting it will do."""
     workers = frame.store.workers()
     visit, devices = _visit(frame, workers), at_work(workers)
     base, key = visit.form.request, visit.key
@@ -101,8 +101,8 @@ def _say_where_from(visit: Visit) -> None:
     if visit.wrong:
         st.error(plain(visit.wrong))
     if source := visit.start.source:
-        other = "" if visit.form.recipes == visit.start.recipes else ", with another recipe"
-        st.info(f"Filled in from run {plain(source)}{other}: change what was wrong, then queue it.")
+        other = "" if visit.form.recipes == visit.start.recipes else ", with a different recipe"
+        st.info(f"Filled in from run {plain(source)}{other}. Change what you need, then queue it.")
 
 
 def _kept(visit: Visit, form: Form) -> Visit:
@@ -130,7 +130,7 @@ def _address() -> Address:
 
 def _names(start: Form, recipes: Sequence[Recipe], key: Names) -> tuple[str, str]:
     """What the runs are called together, empty for their recipes' names, and whose they are."""
-    together = "Runs that are queued together; empty, it is named after its recipes."
+    together = "A name for the runs queued together. If empty, the study is named after its recipes."
     study = st.text_input(
         "Study",
         start.study,
@@ -145,14 +145,14 @@ def _names(start: Form, recipes: Sequence[Recipe], key: Names) -> tuple[str, str
         key=key("owner"),
         max_chars=LONGEST[OWNER],
         placeholder=ANONYMOUS,
-        help="Your name. Kept in this page’s address, as is all that is chosen here.",
+        help="Your name. Like every choice here, it is kept in the page’s address.",
     )
     st.session_state[OWNER] = owner
     return study or "", owner or ""
 
 
 def _about(frame: Frame, requests: Sequence[Request], devices: Sequence[Device]) -> str:
-    """How long one worker will be at it, where runs like these were timed on the devices at work."""
+    """How long one worker will take, if runs like these were timed on the working devices."""
     if not requests:
         return ""
     pace = pace_of(frame.store, requests[0].model, requests[0].backend, [device.name for device in devices])

@@ -1,6 +1,6 @@
 """What a recipe will do on an accelerator, before anything runs: throughput, memory, cost, all by arithmetic.
 
-Every number made here is a prediction and says so; what was measured stands apart, by planner_measured.py.
+Every number computed here is a prediction and labelled as one; measurements are kept apart, in planner_measured.py.
 """
 
 import dataclasses
@@ -49,11 +49,11 @@ class Traffic:
     output: int
     batch: int
     price: float
-    measured: float = 0.0  # output tokens a second, by the reader; 0 where none was
+    measured: float = 0.0  # output tokens per second, from the reader; 0 if not measured
 
     @property
     def context(self) -> int:
-        """Tokens a request holds at its end."""
+        """Tokens a request holds when it ends."""
         return self.prompt + self.output
 
     @property
@@ -63,10 +63,10 @@ class Traffic:
 
 
 def page(frame: Frame) -> None:
-    """Choices, the answer in words, then what it rests on."""
+    """The choices, the answer in words, then the numbers behind it."""
     st.html(STYLE)
     head = st.container()
-    answer_first(head, "This cannot be planned", "planner_tables", partial(_plan, frame))
+    answer_first(head, "Cannot plan this configuration", "planner_tables", partial(_plan, frame))
 
 
 def _plan(frame: Frame) -> tuple[str, str]:
@@ -83,14 +83,14 @@ def _plan(frame: Frame) -> tuple[str, str]:
                 )
             )
         ]
-        devices = int(linked.number_input("Of them", 1, 64, 1, key="gpus", width=110))
+        devices = int(linked.number_input("Number of devices", 1, 64, 1, key="gpus", width=110))
         kv = linked.segmented_control(
             "KV cache",
             list(KV),
             default="BF16",
             required=True,
             key="kv",
-            help="One scale a tensor. A recipe that names kv= keeps its own.",
+            help="One scale per tensor. A recipe with its own kv= keeps it.",
         )
     recipes = _recipes()
     traffic, reach = _traffic()
@@ -123,7 +123,7 @@ def _model() -> Architecture:
         key="config",
         height=68,
         width=420,
-        help="Paste a model’s whole file over this one. " + f"Model types: {', '.join(FAMILIES)}.",
+        help="Replace this with your model’s whole config.json. " + f"Model types: {', '.join(FAMILIES)}.",
     )
     return read_config(text or "", "Your model")
 
@@ -131,7 +131,7 @@ def _model() -> Architecture:
 def _recipes() -> dict[str, Recipe]:
     """The chosen recipes by name; anything typed is read as a recipe's text."""
     chosen = linked.multiselect(
-        "Recipes, the first is the answer’s",
+        "Recipes (the headline is about the first)",
         OFFERED,
         list(START),
         key="recipes",
@@ -147,17 +147,20 @@ def _traffic() -> tuple[Traffic, float]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         prompt = _whole("Prompt (tokens)", 2048, "prompt", 1 << 22)
         output = _whole("Output (tokens)", 256, "output", 1 << 20)
-        batch = _whole("Requests at once", 32, "batch", 1 << 16)
-        price = linked.number_input("Price ($ per device and hour)", 0.0, 1000.0, 2.5, 0.1, key="price", width=225)
+        batch = _whole("Concurrent requests", 32, "batch", 1 << 16)
+        price = linked.number_input("Price ($ per device-hour)", 0.0, 1000.0, 2.5, 0.1, key="price", width=225)
         reach = linked.number_input(
-            "Reached (% of the bound)",
+            "Efficiency (% of the bound)",
             1,
             100,
             round(100 * REACH),
             5,
             key="reach",
             width=190,
-            help="Published runs reach 37 to 73 % of the roofline’s bound on an H100 or H200; 100 is the bound.",
+            help=(
+                "Share of the roofline bound that your server reaches. Published runs reach 37 to 73 % on an H100 "
+                "or H200."
+            ),
         )
         measured = linked.number_input(
             "Measured (output tokens/s)",
@@ -167,7 +170,7 @@ def _traffic() -> tuple[Traffic, float]:
             100.0,
             key="measured",
             width=225,
-            help="By your own server, of the first recipe on all devices together; 0: none.",
+            help="What your own server reaches with the first recipe on all devices together; 0 if not measured.",
         )
     return Traffic(prompt, output, batch, float(price), float(measured)), reach / 100
 
@@ -205,11 +208,13 @@ def _reasons(plan: Plan, traffic: Traffic, room: int, batch: int) -> list[str]:
     """Room, what binds, the wait for a prompt, the price."""
     sentences = [f"{room:,} requests of {traffic.context:,} tokens fit."]
     if batch < traffic.batch:
-        sentences.append(f"{traffic.batch:,} at once do not, so the batch is {batch:,}.")
+        sentences.append(f"{traffic.batch:,} do not, so the batch is {batch:,}.")
     weights, cache = (three(size / 1e9) for size in (plan.weight_bytes, plan.kv_bytes * batch * traffic.context))
-    sentences.append(f"Weights take {weights} GB, {batch:,} caches {cache} GB.")
+    sentences.append(f"Weights take {weights} GB, the KV cache {cache} GB at batch {batch:,}.")
     turn = plan.turning_point()
-    sentences.append(f"GEMMs are memory bound below {turn:,} tokens at once." if turn else "GEMMs stay memory bound.")
+    sentences.append(
+        f"GEMMs are memory-bound below {turn:,} tokens per step." if turn else "GEMMs are memory-bound at every batch."
+    )
     sentences.append(f"A prompt of {traffic.prompt:,} tokens takes {_waited(plan.prefill_s(traffic.prompt))}.")
     if traffic.price:
         speed = batch / plan.decode_s(batch, traffic.average)
@@ -217,7 +222,7 @@ def _reasons(plan: Plan, traffic: Traffic, room: int, batch: int) -> list[str]:
             f"A million output tokens cost ${dollars(per_million(traffic.price, plan.devices, speed))} (predicted)."
         )
     if plan.product.kind == BF16 and plan.recipe.casts_linears:
-        sentences.append(f"Multiplied {plain(plan.product.reason)}.")
+        sentences.append(f"Matrix products: {plain(plan.product.reason)}.")
     return sentences
 
 
@@ -229,26 +234,26 @@ def _fits_on(plan: Plan, traffic: Traffic) -> str:
     """The fewest devices of this kind that hold the model and one request."""
     for devices in (2, 4, 8, 16, 32, 64):
         if devices > plan.devices and _on(plan, plan.accelerator, devices).largest_batch(traffic.context):
-            return f"{devices} × {plain(plan.accelerator.name)} hold it with a request of {traffic.context:,} tokens."
+            return f"{devices} × {plain(plan.accelerator.name)} hold it with one request of {traffic.context:,} tokens."
     return "Choose a smaller format, a shorter context or more devices."
 
 
 def _by_recipe(plans: Mapping[str, Plan], traffic: Traffic) -> list[str]:
-    """A row a recipe."""
+    """One row per recipe."""
     columns: dict[str, Callable[[Plan, int], str]] = {
         "Weights (GB)": lambda p, b: three(p.weight_bytes / 1e9),
-        "KV a token (KB)": lambda p, b: three(p.kv_bytes / 1e3),
+        "KV per token (KB)": lambda p, b: three(p.kv_bytes / 1e3),
         "Requests that fit": lambda p, b: f"{p.largest_batch(traffic.context):,}" if b else "none",
         "Batch": lambda p, b: f"{b:,}" if b else DASH,
         "Output tokens/s": lambda p, b: three(b / p.decode_s(b, traffic.average)) if b else DASH,
-        "ms a token": lambda p, b: three(1e3 * p.decode_s(b, traffic.average)) if b else DASH,
+        "ms per token": lambda p, b: three(1e3 * p.decode_s(b, traffic.average)) if b else DASH,
         "Tokens/s when full": lambda p, b: three(_full_speed(p, traffic)) if b else DASH,
         "Prompt (ms)": lambda p, b: three(1e3 * p.prefill_s(traffic.prompt)) if b else DASH,
         "$ / M output": lambda p, b: _cost(p, traffic, b),
         "$ / M prompt": lambda p, b: _prompt_cost(p, traffic, b),
-        "Memory bound below (tokens)": lambda p, b: f"{p.turning_point():,}" if p.turning_point() else "always",
+        "Memory-bound below (tokens)": lambda p, b: f"{p.turning_point():,}" if p.turning_point() else "always",
     }
-    lines = ["| Recipe | " + " | ".join(columns) + " | Multiplied |", "|:--|" + "--:|" * len(columns) + ":--|"]
+    lines = ["| Recipe | " + " | ".join(columns) + " | Products |", "|:--|" + "--:|" * len(columns) + ":--|"]
     for name, plan in plans.items():
         batch = min(traffic.batch, plan.largest_batch(traffic.context))
         cells = " | ".join(write(plan, batch) for write in columns.values())
@@ -303,7 +308,7 @@ def _draw_speeds(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: 
         st.info("No recipe fits: there is nothing to draw.")
         return
     figure = charts_planner.throughput(curves, looks, traffic.batch)
-    draw(figure, key="planner_speeds", alt="Predicted output tokens a second against batch")
+    draw(figure, key="planner_speeds", alt="Predicted output tokens per second against batch")
 
 
 def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
@@ -314,12 +319,12 @@ def _draw_requests(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic
         for name, plan in plans.items()
     }
     figure = charts_planner.requests(curves, looks, traffic.context)
-    draw(figure, key="planner_requests", alt="Requests that fit against tokens a request")
+    draw(figure, key="planner_requests", alt="Requests that fit against tokens per request")
 
 
 def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic: Traffic) -> None:
     phase = linked.segmented_control(
-        "Tokens at once",
+        "Tokens per step",
         ["Decoding", "Reading a prompt"],
         default="Decoding",
         required=True,
@@ -333,16 +338,17 @@ def _draw_roofline(plans: Mapping[str, Plan], looks: Mapping[str, Look], traffic
     figure = charts_planner.roofline(tflops, points, looks, plan.accelerator.bandwidth_tbps * plan.devices)
     draw(figure, key="planner_roofline", alt="Roofline of the accelerator with the model's products on it")
     st.caption(
-        f"The products of {tokens:,} tokens, one point a kind of Linear, over all devices; left of the ridge memory "
-        "binds, right of it the tensor cores do. The head stays in BF16 unless a recipe says also=lm_head."
+        f"Products over {tokens:,} tokens, one point per kind of Linear, on all devices together. Points left of the "
+        "ridge are bound by memory, points right of it by the tensor cores. The head stays in BF16 unless a recipe "
+        "says also=lm_head."
     )
 
 
 def _by_accelerator(plan: Plan, traffic: Traffic) -> list[str]:
-    """A row an accelerator, as many devices as chosen, the best first."""
+    """One row per accelerator, with the chosen number of devices, fastest first."""
     lines = [
-        "| Accelerator | Memory (GB) | TB/s | BF16 TFLOPS | FP8 TFLOPS | Requests that fit | Batch | Output tokens/s | "
-        "ms a token | Prompt (ms) | Multiplied |",
+        "| Accelerator | Memory (GB) | TB/s | BF16 TFLOPS | FP8 TFLOPS | Requests that fit | Batch | Output "
+        "tokens/s | ms per token | Prompt (ms) | Products |",
         "|:--|" + "--:|" * 9 + ":--|",
     ]
     plans = [_on(plan, accelerator, plan.devices) for accelerator in ACCELERATORS.values()]
@@ -379,14 +385,14 @@ def _method(model: Architecture, accelerator: Accelerator, reach: float) -> None
     note = f" ({plain(accelerator.note)})" if accelerator.note else ""
     st.caption(
         f"{plain(model.name)}: {three(model.parameters / 1e9)} billion parameters, "
-        f"{three(model.active_parameters / 1e9)} billion used by a token, {model.attention} attention; "
+        f"{three(model.active_parameters / 1e9)} billion active per token, {model.attention} attention; "
         f"{plain(source)}. {plain(accelerator.name)}: {plain(accelerator.source)}{note}."
     )
     st.caption(
-        "How: each step takes the sum, over its products and attention, of the longer of FLOPs over the dense peak and "
-        f"bytes over the bandwidth, divided by the share of that bound that is reached ({100 * reach:.0f} % here). "
-        f"Devices share all work evenly, {100 * USABLE:.0f} % of memory is used, experts are chosen evenly. Casts of "
-        "activations, communication, norms and scheduling are not counted. Published runs of Llama-3.1-8B reach 37 to "
-        "73 % of the bound on one H100 or H200, down to 20 % on a B200; FP8 reaches less of its bound than BF16 does "
-        "of its own, so a ratio to BF16 is an upper one."
+        "How: for each product and for attention, the longer of FLOPs ÷ dense peak and bytes ÷ bandwidth; summed "
+        f"over a step and divided by the efficiency ({100 * reach:.0f} % here). Devices share the work evenly, "
+        f"{100 * USABLE:.0f} % of memory is used, and experts are chosen evenly. Casting activations, communication, "
+        "norms and scheduling are not counted. Published runs of Llama-3.1-8B reach 37 to 73 % of the bound on one "
+        "H100 or H200, down to 20 % on a B200; FP8 gets less close to its bound than BF16, so a predicted speed-up "
+        "over BF16 is an upper limit."
     )

@@ -27,9 +27,7 @@ def page(frame: Frame) -> None:
     counts = frame.store.counts()
     worker_line(frame.store.workers(), waiting=counts[QUEUED])
     if queued := linked.ids("queued"):
-        st.success(
-            f"{many(len(queued), 'run')} queued. A request that was on the way already is answered with its run."
-        )
+        st.success(f"{many(len(queued), 'run')} queued. A request identical to an unfinished run joins that run.")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         state = linked.pills("State", STATES, key="state")
         search = linked.text_input("Search", key="find", placeholder="recipe, model, study, owner or run", width=280)
@@ -54,11 +52,11 @@ def _headline(counts: dict[str, int]) -> str:
 
 def _list(frame: Frame, state: str | None, search: str, number: int, counts: dict[str, int]) -> None:
     if counts != frame.store.counts():
-        st.rerun()  # the headline, the pace and the count of pages are the page's
+        st.rerun()  # the headline, the pace and the number of pages belong to the page
     states = [state] if state else STATES
     shown = frame.store.runs(states=states, search=search, limit=PAGE, offset=(number - 1) * PAGE)
     if not shown:
-        st.info("No run here. Queue one on the page “New run”, or clear the state and the search.")
+        st.info("No run matches. Clear the state and the search, or queue a run on the page “New run”.")
         return
     stages = frame.store.stages([run.id for run in shown])
     for study in _studies(shown):
@@ -110,7 +108,7 @@ def _doors(frame: Frame, run: Run) -> None:
     """Cancel or retry, open, run again, log."""
     asked = f"runs_sure_{run.id}"
     if run.is_active and st.session_state.get(asked):
-        st.markdown("Cancel it? Finished stages stay.")
+        st.markdown("Cancel this run? Finished stages are kept.")
         with st.container(horizontal=True, gap="small"):
             sure = st.button("Yes, cancel", key=f"runs_yes_{run.id}", type="primary")
             st.button("No", key=f"runs_no_{run.id}", on_click=_remember, args=(asked, False))
@@ -140,7 +138,7 @@ def _open_log(run_id: str) -> None:
 
 
 def _remember(key: str, value: bool) -> None:
-    """For the next drawing."""
+    """Keeps a value for the next rerun."""
     st.session_state[key] = value
 
 

@@ -50,7 +50,7 @@ def _asked(name: str) -> Question | None:
         try:
             return RecipeGrid(*(tuple(linked.ids(part)) for part in GRID_LINK)).question
         except InvalidChoice as error:
-            linked.leave_out(LINKED, name, f"asks nothing: {error}")
+            linked.leave_out(LINKED, name, f"is not a usable grid: {error}")
             return None
     if name and name not in QUESTIONS:
         linked.leave_out(LINKED, name, f"is not a question: choose one of {', '.join(QUESTIONS)}")
@@ -64,8 +64,8 @@ def _index(frame: Frame) -> None:
     here = [device.name for device in at_work(workers)]
     pace = pace_of(frame.store, base.model, base.backend, here)
     usual = pace.seconds(base)
-    timed = f"A usual run of this model takes about {lasted(usual)} here. " if usual else ""
-    st.caption(f"{timed}What was measured before by the identical request is shown, not measured again.")
+    timed = f"A typical run of this model takes about {lasted(usual)} here. " if usual else ""
+    st.caption(f"{timed}Identical requests reuse the results of earlier runs.")
     questions = list(QUESTIONS.values())
     for start in range(0, len(questions), ACROSS):
         for column, question in zip(st.columns(ACROSS), questions[start : start + ACROSS], strict=False):
@@ -76,7 +76,7 @@ def _index(frame: Frame) -> None:
     studies_so_far = _list(frame)
     with head.container():
         st.title(
-            f"{many(len(questions), 'question')} to ask of a model, one click each; {studies_so_far}", anchor=False
+            f"{many(len(questions), 'question')} to ask about a model, one click each; {studies_so_far}", anchor=False
         )
 
 
@@ -100,7 +100,7 @@ def _whose(workers: Sequence[Worker]) -> tuple[Request, str]:
             backends.index(usual.backend),
             key="ask_backend",
             width=160,
-            help="auto: native where a kernel is legal. Emulated is preset where all workers alive are CPUs.",
+            help="auto: native where a kernel is legal. Emulated is the default where all live workers are CPUs.",
         )
         owner = linked.text_input(
             "Owner",
@@ -135,8 +135,8 @@ def _queue(frame: Frame, question: Question, base: Request, owner: str, pace: Pa
 def _costs(question: Question, plan: StudyPlan, pace: Pace) -> str:
     count = len(plan.missing) + len(plan.answered)
     have = sum(run.state == FINISHED for run in plan.answered)
-    already = [f"{have} measured already"] if have else []
-    already += [f"{len(plan.answered) - have} queued already"] if len(plan.answered) > have else []
+    already = [f"{have} already measured"] if have else []
+    already += [f"{len(plan.answered) - have} already queued"] if len(plan.answered) > have else []
     sentence = f"{many(count, 'run')}{', ' if already else ''}{listed(already)}."
     if not plan.missing:
         return sentence
@@ -162,9 +162,12 @@ def _ask(frame: Frame, question: Question, plan: StudyPlan, owner: str) -> None:
 
 
 def _grid(frame: Frame, base: Request, owner: str, pace: Pace) -> None:
-    """Formats by tiles by rules, as many runs as there are combinations that say something."""
+    """Formats by tiles by rules: one run per combination that makes sense."""
     with st.expander("A grid of your own"):
-        st.markdown("Weights and activations alike; a 128×128 block of weights goes with 1×128 groups of activations.")
+        st.markdown(
+            "Weights and activations are cast alike, except that 128×128 blocks of weights go with 1×128 groups of "
+            "activations."
+        )
         with st.container(horizontal=True):
             formats, tiles, rules = (
                 tuple(linked.multiselect(label, list(options), default=default, key=f"grid_{key}", width=320))
@@ -256,7 +259,7 @@ def _write_up(frame: Frame, evidence: Evidence) -> None:
 def _progress(evidence: Evidence) -> None:
     if evidence.reused:
         count = sum(row.run in evidence.reused for row in evidence.rows)
-        st.caption(f"{many(count, 'run')} of other studies: an identical request is not measured again.")
+        st.caption(f"{many(count, 'run')} reused from other studies with identical requests.")
     if evidence.active:
         st.progress(
             evidence.finished / len(evidence.rows), text=f"{evidence.finished} of {len(evidence.rows)} runs finished"

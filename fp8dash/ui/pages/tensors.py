@@ -55,9 +55,9 @@ def page(frame: Frame) -> None:
 def _nothing_yet(frame: Frame) -> None:
     st.title("No run has a profile of its tensors yet", anchor=False)
     st.markdown(
-        "A profile counts the magnitudes of every weight and of each layer’s input, ranks outlier channels, and shows "
-        "what finer scales would gain. Queue a run with the measure “Profile of tensors”, or type "
-        "`fp8dash submit --recipe BF16 --measures profile`."
+        "A profile counts the magnitudes of every weight and of each layer’s input, ranks outlier channels, and "
+        "shows what finer scales would gain. Queue a run with the measure “Tensor profile”, or type `fp8dash submit "
+        "--recipe BF16 --measures profile`."
     )
     frame.link("new_run", "New run")
 
@@ -65,7 +65,7 @@ def _nothing_yet(frame: Frame) -> None:
 def _linked(
     label: str, name: str, options: Sequence[str], start: str, write: Callable[[str], str], of: str = ""
 ) -> str:
-    """A choice that is in the address under its name; what the address does not offer is `start`."""
+    """A choice kept in the address under its name; `start` where the address has none."""
     asked = linked.choice(name, options, start)
     chosen = st.selectbox(
         label,
@@ -101,7 +101,7 @@ def _setting(run: Run, profiles: Sequence[TensorProfile]) -> str:
     what = (
         f"{plain(short(run.model))} before anything is cast; activations are each layer’s input over {tokens:,} tokens"
     )
-    return f"{what} of {plain(short(run.corpus))} ({setting(run.request, run.facts)}, the first four at most)."
+    return f"{what} of {plain(short(run.corpus))} ({setting(run.request, run.facts)}, at most the first four)."
 
 
 def _magnitudes(profiles: Sequence[TensorProfile], fmt: Format, scale: str) -> None:
@@ -115,8 +115,8 @@ def _magnitudes(profiles: Sequence[TensorProfile], fmt: Format, scale: str) -> N
     figure = charts_tensors.histograms({KINDS[p.kind]: p for p in profiles}, grids)
     draw(figure, key="tensors_histograms", alt=f"Weights and activations by binade over the ranges of {name}")
     st.caption(
-        "Counts are exact by binade. A bound inside a binade leaves its elements undecided: then a share is a range. "
-        "Ranges are those of one scale for the whole tensor, over all windows; dynamic scales are each pass’s own."
+        "Counts are exact per binade. If a bound falls inside a binade, the share is a range. The bounds assume one "
+        "scale for the whole tensor over all windows; a dynamic scale is made anew in every pass."
     )
 
 
@@ -127,10 +127,10 @@ def _shares(profile: TensorProfile, grid: Grid) -> str:
     low, high = profile.share_below(grid.flushed)
     beyond = tuple(1 - share for share in reversed(profile.share_below(grid.largest)))
     fits = profile.amax <= grid.largest * (1 + 2**-20)  # amax / (amax / max) may exceed max by a rounding
-    lost = "none lies beyond the largest code" if fits else f"{_range(*beyond)} lies beyond the largest code"
+    lost = "none is beyond the largest code" if fits else f"{_range(*beyond)} is beyond the largest code"
     zeros = f", {percent(profile.zeros / (profile.rows * profile.cols))} exact zeros" if profile.zeros else ""
     wide = f"amax {three(profile.amax)}, RMS {three(profile.rms)}, {three(profile.spread)} times as much{zeros}"
-    small = f"{_range(low, high)} of its non-zero elements is below half the smallest code and so becomes zero"
+    small = f"{_range(low, high)} of the non-zero elements is below half the smallest code and becomes zero"
     return f"{wide}. {small}; {lost}."
 
 
@@ -155,7 +155,7 @@ def _spreads(profiles: Sequence[TensorProfile]) -> None:
         if profile.spread is not None:
             maps[KINDS[profile.kind]][profile.name] = profile.spread
     draw(charts_tensors.spread_maps(maps), key="tensors_spreads", alt="Amax over RMS by layer")
-    st.caption("A Gaussian of a million numbers has about 5. Each factor of ten costs a format one of its decades.")
+    st.caption("A million Gaussian numbers have about 5. Each factor of ten uses up one decade of a format’s range.")
 
 
 def _channels(profiles: Sequence[TensorProfile], layer: str) -> None:
@@ -167,7 +167,10 @@ def _channels(profiles: Sequence[TensorProfile], layer: str) -> None:
     if like := [p for p in inputs if p.name.rsplit(".", 1)[-1] == part and p.outlier_channels]:
         figure = charts_tensors.outlier_channels([p for p in inputs if p.name.rsplit(".", 1)[-1] == part])
         draw(figure, key="tensors_channels", alt=f"Outlier channels of {part} by block")
-        st.caption(f"Inputs of {plain(part)}: {many(len(like), 'block')} with outlier channels. Larger is wider.")
+        st.caption(
+            f"Inputs of {plain(part)}: {many(len(like), 'block')} with outlier channels. A larger mark is a larger "
+            "outlier."
+        )
     st.dataframe(_ranked(inputs), hide_index=True, key="tensors_ranked", height=300, column_config=CHANNEL_COLUMNS)
     with st.expander(f"The largest channels of {plain(layer)}"):
         for profile in profiles:
@@ -179,14 +182,14 @@ def _channels(profiles: Sequence[TensorProfile], layer: str) -> None:
 
 def _channels_in_words(inputs: Sequence[TensorProfile]) -> str:
     having = [profile for profile in inputs if profile.outlier_channels]
-    rule = f"a channel is called an outlier where its amax is over {OUTLIER:g} times the median channel’s"
+    rule = f"a channel is an outlier if its amax exceeds {OUTLIER:g} times the median channel’s"
     if not having:
         return f"No layer’s input has an outlier channel: {rule}."
     most = max(having, key=lambda profile: profile.outlier_channels)
     share = percent(most.outlier_channels / most.cols)
     return (
-        f"{len(having)} of {many(len(inputs), 'layer')} read outlier channels: {rule}. Most are in {plain(most.name)}: "
-        f"{most.outlier_channels:,} of {most.cols:,} channels, {share}."
+        f"{len(having)} of {many(len(inputs), 'layer')} have outlier channels in their input: {rule}. Most are in "
+        f"{plain(most.name)}: {most.outlier_channels:,} of {most.cols:,} channels, {share}."
     )
 
 
@@ -230,8 +233,8 @@ def _ladder(points: Sequence[LadderPoint], layer: str) -> None:
         alt="SQNR by format and tile, with and without outlier channels",
     )
     st.caption(
-        "Measured of one Linear a projection, the one with the widest input; activations over the first window. "
-        "Without the outlier channels: they share scales with the others, but their own error is not summed. "
+        "Measured on one Linear per projection, the one with the widest input; activations over the first window. "
+        "“Without outlier channels”: they still share scales with the others, but their own error is not counted. "
         "The head’s weight is left out."
     )
     with st.expander("Every format and tile"):
@@ -249,7 +252,7 @@ def _gains_in_words(by_operand: Mapping[str, Sequence[LadderPoint]]) -> str:
         whole, bulk = _gain(coarse.sqnr_db, fine.sqnr_db), _gain(coarse.bulk_sqnr_db, fine.bulk_sqnr_db)
         rest = f" ({bulk} without the outlier channels)" if bulk != whole else ""
         gains.append(f"by {whole} in {FORMATS[fmt].name.upper()}{rest}")
-    sentence = f"From one scale for all to one per 128 of a row, the SQNR of {KINDS[kind].lower()} changes "
+    sentence = f"Going from one scale for all to one per 128 of a row changes the SQNR of {KINDS[kind].lower()} "
     return sentence + " and ".join(gains) + "."
 
 

@@ -13,8 +13,8 @@ LEADS = {  # metric: what one run does, what several do, the number
     "kld": ("loses least to BF16", "lose least to BF16", "KLD {} nats"),
     "ln_ppl_diff": ("raises ln PPL least", "raise ln PPL least", "{} nats"),
     "gemm_speedup": ("has the fastest GEMMs", "have the fastest GEMMs", "{}× BF16"),
-    "model_bytes": ("is smallest", "are smallest", "{} MB"),
-    "needle": ("finds most needles", "find most needles", "share {}"),
+    "model_bytes": ("is the smallest", "are the smallest", "{} MB"),
+    "needle": ("finds the most needles", "find the most needles", "share {}"),
 }
 PARTS: dict[str, Callable[[Recipe], str]] = {  # what two recipes may differ in, and how each writes it
     "weights": lambda recipe: recipe.weights.text if recipe.weights else "BF16",
@@ -50,7 +50,7 @@ def verdict(compared: Comparison, contest: Comparison | None, metrics: Sequence[
 
 
 def loss(row: Standing) -> str:
-    """What one recipe costs, where it stands beside the baseline alone; empty where that was not measured."""
+    """What a single recipe loses against the baseline; empty if that was not measured."""
     return f"{plain(row.name)} loses {three(row.kld)} nats to BF16" if row.kld is not None else ""
 
 
@@ -69,7 +69,7 @@ def difference(a: Standing, b: Standing) -> str:
     try:
         first, second = parse_recipe(a.recipe), parse_recipe(b.recipe)
     except InvalidChoice:  # written by another version
-        return "a recipe that this version does not read"
+        return "a recipe that this version cannot read"
     parts = [
         f"{what} {plain(write(second))}, not {plain(write(first))}"
         for what, write in PARTS.items()

@@ -52,7 +52,7 @@ def figure(
         best = _front(rows, metric.name)
     drawn = [row for row in rows if _is_drawn(row) and getattr(row, metric.name) is not None]
     if not drawn:
-        st.info("No row has both a divergence and this number: choose another axis.")
+        st.info("No row has both a KLD and this number: choose another axis.")
         return
     scatter = quality_scatter([*base, *rows], metric, front=best, intervals=intervals(drawn), predicted=predicted)
     chosen = draw_points(scatter, key="leaderboard_scatter", alt=_described(drawn))

@@ -1,4 +1,4 @@
-"""The leaderboard's table: a row a run, the selection in the address, the downloads."""
+"""The leaderboard's table: one row per run, the selection in the address, the downloads."""
 
 import base64
 import dataclasses
@@ -104,7 +104,7 @@ def _rows(frame: Frame, rows: Sequence[Standing], columns: Sequence[str], judged
         column_order=columns,
         height="content" if len(rows) <= 15 else 560,
         placeholder=DASH,
-        alt="The leaderboard: one row a run",
+        alt="The leaderboard: one row per run",
     )
     here = [ids[i] for i in event.selection.rows if i < len(ids)]
     chosen = [run for run in named if run not in ids or run in here]  # those ticked on other pages stay
@@ -190,7 +190,7 @@ def _bar(low: float, mid: float, high: float) -> str:
 
 
 def _standing(row: Standing, judged: Contest) -> str:
-    """A medal among comparable rows, or why there is none."""
+    """A row's place among comparable rows, or why it has none."""
     if row.is_baseline:
         return "baseline"
     if row.is_partly_cast:
@@ -229,13 +229,14 @@ def _configured() -> dict[str, Any]:
     )
     config["Standing"] = st.column_config.TextColumn(
         width=110,
-        help="Tied: the paired interval of its difference from the best holds zero and nothing larger than the best "
-        "one’s KLD; too few windows: it holds larger differences too. 95 % for the whole board (Holm). As BF16: its "
-        "KLD’s interval reaches down to the noise floor, the KLD of the same weights in float32. Left in BF16: more "
-        "than a tenth of the blocks’ matrix weights were not cast, so the KLD is of the rest alone.",
+        help="Tied: the paired interval of the difference from the best contains zero and nothing larger than the "
+        "best KLD. Too few windows: it contains larger differences too. Intervals hold at 95 % for the whole "
+        "board (Holm). As BF16: the KLD’s interval reaches down to the noise floor, the KLD of the same "
+        "weights in float32. Left in BF16: more than a tenth of the blocks’ matrix weights were not cast, so "
+        "the KLD covers only the rest.",
     )
     config[BEHIND] = st.column_config.TextColumn(
-        width=210, help="Paired over windows, with the interval at the level of the standing beside it."
+        width=210, help="Paired over windows, with the interval that the standing beside it rests on."
     )
     config["95 % interval"] = st.column_config.TextColumn(width=175, help="Of Δ ln PPL, paired bootstrap over windows.")
     return config

@@ -33,7 +33,7 @@ def cast_numbers() -> tuple[str, str]:
     """Typed numbers through a whole cast: tiles, scales, codes, and what was lost."""
     cast = _cast_boxes()
     text = linked.text_area(
-        "Numbers, a line a row",
+        "Numbers, one row per line",
         SAMPLE,
         key="numbers",
         height=110,
@@ -46,10 +46,10 @@ def cast_numbers() -> tuple[str, str]:
     }
     height = min(36 * (len(table) + 1), 430)
     st.dataframe(table, hide_index=True, key="formats_elements", height=height, column_config=digits)
-    st.header("The same numbers, tile and rule in every format", anchor=False)
+    st.header("The same numbers in every format, with this tile and rule", anchor=False)
     st.markdown("\n".join(_cast_in_all(x, cast)))
     other = FORMATS["e4m3fn" if cast.format.name == "int8" else "int8"]
-    beside = f"{title(other)} by the same tile and rule: {_lost(x, Cast(other, cast.tile, cast.rule, cast.guard))}."
+    beside = f"{title(other)} with the same tile and rule: {_lost(x, Cast(other, cast.tile, cast.rule, cast.guard))}."
     answer = f"{title(cast.format)} by {cast.tile.name}: {_lost(x, cast)}"
     return plain(answer), plain(beside) + "  \n" + _scales_in_words(x, cast)
 
@@ -65,7 +65,7 @@ def _cast_boxes() -> Cast:
             key="tile",
             width=150,
             accept_new_options=True,
-            help="Who shares a scale; any rows x columns can be typed.",
+            help="Who shares a scale; you can type any rows x columns.",
         )
         rule = linked.selectbox(
             "Scale rule",
@@ -85,12 +85,12 @@ def _cast_boxes() -> Cast:
 
 
 def _scales_in_words(x: Floats, cast: Cast) -> str:
-    """The first six scales, how many there are, and the bits that a number takes with them."""
+    """The first six scales, their count, and the bits per number including scales."""
     encoded = quantize(x, cast)
     scales = sorted(set(encoded.scales.ravel().tolist()))
     shown = listed([as_power(s) for s in scales[:6]]) + (" …" if len(scales) > 6 else "")
     bits = three(cast.bits_per_element(*x.shape))
-    return f"{many(encoded.scales.size, 'scale')}: {shown}. {bits} bits a number, scales included."
+    return f"{many(encoded.scales.size, 'scale')}: {shown}. {bits} bits per number, scales included."
 
 
 def _matrix(text: str) -> Floats:
@@ -111,7 +111,7 @@ def _numbers(words: Sequence[str]) -> list[float]:
 
 
 def _elements(x: Floats, cast: Cast) -> pd.DataFrame:
-    """A row an element."""
+    """One row per element."""
     encoded = quantize(x, cast)
     factors, decoded = encoded.factors, encoded.values
     rows = []
@@ -127,7 +127,7 @@ def _elements(x: Floats, cast: Cast) -> pd.DataFrame:
                 "Number ÷ scale": float(number / factor),
                 "Code": code.hex,
                 "Bits": code.spaced,
-                "Code’s value": code.value,
+                "Code value": code.value,
                 "Becomes": float(value),
                 "Error": float(value) - float(number),
                 "What happened": _element_fate(float(number), float(value), float(number / factor), cast.format),
@@ -157,7 +157,7 @@ def _lost(x: Floats, cast: Cast) -> str:
 
 
 def _cast_in_all(x: Floats, cast: Cast) -> list[str]:
-    lines = ["| Format | SQNR (dB) | Clipped | Flushed to zero | Bits a number |", "|:--|--:|--:|--:|--:|"]
+    lines = ["| Format | SQNR (dB) | Clipped | Flushed to zero | Bits per number |", "|:--|--:|--:|--:|--:|"]
     for fmt in FORMATS.values():
         own = Cast(fmt, cast.tile, cast.rule, cast.guard)
         clipped, flushed = _fates(x, own)
@@ -174,7 +174,7 @@ def scale_rules() -> tuple[str, str]:
         fmt = format_box("Elements", "element", "e4m3fn")
     amax = read(text or "448", FORMATS["int8"])[0]
     if not math.isfinite(amax) or amax <= 0:
-        raise InvalidChoice(f"“{plain(text or '')}” is no amax: write a number above zero.")
+        raise InvalidChoice(f"“{plain(text or '')}” is not an amax: write a number above zero.")
     amax = float(np.float32(amax))
     st.markdown("\n".join(_rule_table(amax, fmt)))
     st.header("Over one binade of amax, the MX rules", anchor=False)

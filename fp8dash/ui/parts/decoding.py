@@ -26,7 +26,7 @@ def of_run(frame: Frame, run: Run, name: str) -> None:
 
 
 def compared(frame: Frame, names: Mapping[str, str]) -> None:
-    """The decoding of some runs, each by its name, where they may be compared; what differs is said."""
+    """The decoding of the runs that may be compared, each by its name; for the others, what differs."""
     runs = {run.id: run for run in frame.store.runs(ids=list(names))}
     if measured := decodings(frame.store, [runs[run_id] for run_id in names]):
         _shown("compare", measured, names)
@@ -54,14 +54,14 @@ def _figures(page: str, drawn: Sequence[Decoding], names: Mapping[str, str]) -> 
     left, right = st.columns(2, gap="large")
     with left:
         figure = charts_decode.decode_rates(speeds, looks)
-        draw(figure, key=f"{page}_decode", alt=f"Decoded tokens a second by batch for {', '.join(speeds)}")
+        draw(figure, key=f"{page}_decode", alt=f"Decoded tokens per second by batch for {', '.join(speeds)}")
     with right:
         figure = charts_decode.token_gaps(speeds, looks)
         draw(figure, key=f"{page}_decode_gaps", alt=f"Milliseconds between tokens by batch for {', '.join(speeds)}")
 
 
 def _table(rows: Sequence[BatchSpeeds], runs: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """A row a batch: each run's tokens a second, the best in bold, and who is how many times faster."""
+    """One row per batch: each run's tokens per second, the best in bold, and how many times faster the fastest is."""
     lines = ["| Batch | " + " | ".join(f"{plain(names[run])} (tokens/s)" for run in runs) + " | Faster |"]
     lines.append("|--:|" + "--:|" * len(runs) + ":--|")
     for row in rows:
@@ -71,7 +71,7 @@ def _table(rows: Sequence[BatchSpeeds], runs: Sequence[str], names: Mapping[str,
 
 
 def in_words(row: BatchSpeeds, names: Mapping[str, str]) -> str:
-    """Who decodes how many times faster than whom, the nearest first; ties said.
+    """How many times faster the fastest decodes than each other run, the nearest first; ties stated.
 
     >>> speeds = {"a": 131.0, "b": 128.0, "c": 100.0}
     >>> in_words(BatchSpeeds(8, speeds, ("a", "b")), {"a": "FP8_TENSOR", "b": "FP8_DYNAMIC", "c": "BF16"})
@@ -88,10 +88,10 @@ def in_words(row: BatchSpeeds, names: Mapping[str, str]) -> str:
 
 
 def _method(drawn: Sequence[Decoding]) -> str:
-    """How the numbers were made, and what is not in them."""
+    """How the numbers were measured, and what they leave out."""
     one = drawn[0]
     how = one.method[:1].upper() + one.method[1:]
     return (
-        f"{plain(how)}, on {plain(one.device)}: {plain(one.way)}. torch’s own loop, no server. Time between "
-        f"tokens: median, a dash at p90, a line up to p99. Tied: within 5 %."
+        f"{plain(how)}, on {plain(one.device)}: {plain(one.way)}. A plain torch loop, no server. Time between "
+        "tokens: median, a dash at p90, a line up to p99. Tied: within 5 %."
     )

@@ -13,8 +13,8 @@ from fp8dash.ui.frame import draw
 from fp8dash.ui.words import many, plain
 
 MEANING = (
-    "ln p is the mean log-probability of the hidden values’ tokens, teacher-forced after the same prompt through the "
-    "same cache, in nats a token: 0 is certain. It tells recipes apart that all find every needle."
+    "ln p is the mean log-probability of the hidden values’ tokens, teacher-forced after the same prompt through "
+    "the same cache, in nats per token: 0 is certainty. It separates recipes that all find every needle."
 )
 
 
@@ -25,8 +25,8 @@ def of_run(name: str, cells: Sequence[NeedleCell]) -> None:
         return
     st.header("How likely the hidden values were", anchor=False)
     st.markdown(
-        f"ln p is {three(mean_grade(cells))} nats a token over {many(len(cells), 'cell')}; minus BF16’s on the same "
-        f"prompts {in_words(difference)}."
+        f"ln p is {three(mean_grade(cells))} nats per token over {many(len(cells), 'cell')}; difference from BF16 on "
+        f"the same prompts: {in_words(difference)}."
     )
     left, right = st.columns(2, gap="large")
     with left:
@@ -41,12 +41,12 @@ def of_run(name: str, cells: Sequence[NeedleCell]) -> None:
 
 
 def changed(by_run: Mapping[str, Sequence[NeedleCell]]) -> bool:
-    """Exact scores minus the unquantized model's; False where some cell does not bear that."""
+    """Exact scores minus the unquantized model's; False if some cell does not store them."""
     cells = [cell for run_cells in by_run.values() for cell in run_cells]
     if any(cell.baseline_score is None for cell in cells):
         return False
     if all(cell.score == cell.baseline_score for cell in cells):
-        st.markdown("No needle differs from BF16’s on the same prompts.")
+        st.markdown("All needle scores equal BF16’s on the same prompts.")
         return True
     st.markdown("Share found minus BF16’s on the same prompts:")
     draw(needle_changes(by_run), key="compare_needles_lost", alt="Needle scores minus BF16’s")
@@ -87,7 +87,7 @@ def _table(graded: Mapping[str, Sequence[NeedleCell]], cast: Mapping[str, Sequen
     others = len(cast) > 1
     last = f" minus {plain(first)} |" if first and others else ""
     lines = [
-        f"| Run | Cells | ln p (nats a token) | minus BF16 |{last}",
+        f"| Run | Cells | ln p (nats per token) | minus BF16 |{last}",
         "|:--|--:|--:|--:|" + ("--:|" if last else ""),
     ]
     for name, cells in graded.items():

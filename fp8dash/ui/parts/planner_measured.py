@@ -1,4 +1,4 @@
-"""What was measured, beside what the planner predicts: by this database's runs, and by a reader's own server."""
+"""Measurements beside the planner's predictions: from this database's runs, and from a reader's own server."""
 
 from collections.abc import Sequence
 
@@ -28,15 +28,16 @@ def here(frame: Frame, model: Architecture, accelerator: Accelerator, price: flo
     st.markdown("\n".join(_table(points, price)))
     matched = "by their model’s name alone" if by_name(model) else "by the number and shapes of their Linears"
     st.caption(
-        f"Runs of this database on one {plain(accelerator.name)}, matched {matched}; of each recipe the newest. Random "
-        "prompts through torch’s own loop, no server. The bound is what the roofline allows at 100 %, for the run’s "
-        "own batch and context. Above 100 %, weights stay in the device’s caches."
+        f"Runs of this database on one {plain(accelerator.name)}, matched {matched}; the newest of each recipe. "
+        "Random prompts through a plain torch loop, no server. The bound is what the roofline allows at 100 %, for "
+        "the run’s own batch and context. More than 100 % means that weights stay in the device’s caches."
     )
 
 
 def _table(points: Sequence[Point], price: float) -> list[str]:
     lines = [
-        "| Batch | Recipe | Output tokens/s, measured | Of the predicted bound | $ / M output, measured | Run | How |",
+        "| Batch | Recipe | Output tokens/s, measured | Share of predicted bound | $ / M output, measured | Run | "
+        "How |",
         "|--:|:--|" + "--:|" * 3 + ":--|:--|",
     ]
     for point in points:
@@ -54,9 +55,9 @@ def own(name: str, plan: Plan, batch: int, context: float, measured: float, pric
 
     `batch` is the planned one, 0 where not even one request fits; `context` the tokens that a request holds on average.
     """
-    st.header("Measured by you, beside what is predicted", anchor=False)
-    lines = ["| " + plain(name) + " | Output tokens/s | Of the bound | $ / M output |", "|:--|--:|--:|--:|"]
-    speeds = {"**Measured by you**": measured}
+    st.header("Your measurement beside the prediction", anchor=False)
+    lines = ["| " + plain(name) + " | Output tokens/s | Share of the bound | $ / M output |", "|:--|--:|--:|--:|"]
+    speeds = {"**Your measurement**": measured}
     if batch:
         predicted = batch / plan.decode_s(batch, context)
         speeds |= {f"Predicted at batch {batch:,}": predicted, "Bound, predicted": predicted / plan.reach}
@@ -67,7 +68,7 @@ def own(name: str, plan: Plan, batch: int, context: float, measured: float, pric
     st.markdown("\n".join(lines))
     if most and measured > most:
         st.warning(
-            "Measured is more than the bound allows: what was measured is not the recipe, batch, tokens or number of "
+            "Your measurement exceeds the bound: it cannot be of the recipe, batch, token counts and number of "
             "devices above."
         )
 

@@ -48,8 +48,8 @@ def in_words(recipe: Recipe) -> list[str]:
         operand = {"w": WEIGHTS, "a": ACTIVATIONS}[override.key]
         sentences.append(f"{OPERANDS[operand]} of {override.pattern}: {_operand(override.cast, operand)}.")
     if recipe.accumulator:
-        sentences.append(f"Products are added as {recipe.accumulator.name} adds them, simulated.")
-    lists = (("Cast too", recipe.also), ("Left out", recipe.skip))
+        sentences.append(f"Accumulation simulated as {recipe.accumulator.name}.")
+    lists = (("Also cast", recipe.also), ("Left out", recipe.skip))
     return sentences + [f"{what}: {', '.join(names)}." for what, names in lists if names]
 
 

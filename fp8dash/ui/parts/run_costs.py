@@ -12,7 +12,7 @@ from fp8dash.ui.words import many, plain
 
 
 def sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[str, Measurement]) -> None:
-    """The groups by what they cost, and the mixed recipe with a way to queue it."""
+    """The groups ranked by what they cost, and the mixed recipe with a button to queue it."""
     whole, mixed = (numbers[name].value if name in numbers else None for name in ("sensitivity_kld", "mixed_kld"))
     worst = max(rows, key=lambda row: row.alone_kld)
     st.header("What each part costs", anchor=False)
@@ -31,7 +31,7 @@ def sensitivity(frame: Frame, run: Run, rows: list[Sensitivity], numbers: dict[s
             "Parameters": [row.parameters for row in rows],
             "Bits/weight": [row.bits_per_weight for row in rows],
             "KLD, cast alone": [row.alone_kld for row in rows],
-            "KLD, all but it": [row.all_but_kld for row in rows],
+            "KLD, all others cast": [row.all_but_kld for row in rows],
             "In the mixed recipe": ["kept" if row.kept else "cast" for row in rows],
         }
         st.dataframe(pd.DataFrame(columns), hide_index=True, key="run_all_groups")
@@ -44,9 +44,9 @@ def _mixed(frame: Frame, run: Run, kept: list[Sensitivity], numbers: dict[str, M
         return
     st.markdown(
         f"Suggested under the budget {plain(run.request.sensitivity.budget)}: keep "
-        f"{plain(', '.join(row.group for row in kept))} in BF16. "
-        f"Measured: {written['mixed_kld']} nats at {written['mixed_bits_per_weight']} bits a weight; predicted from "
-        f"its parts: {written['mixed_kld_predicted']}. Linears only, first windows, emulated."
+        f"{plain(', '.join(row.group for row in kept))} in BF16. Measured: {written['mixed_kld']} nats at "
+        f"{written['mixed_bits_per_weight']} bits per weight; predicted from its parts: "
+        f"{written['mixed_kld_predicted']}. Linears only, first windows, emulated."
     )
     st.code(text, language=None, wrap_lines=True)
     if st.button("Queue the mixed recipe", key="run_mixed"):

@@ -21,13 +21,15 @@ def how_to_serve(run: Run, left: list[Artefact]) -> None:
     st.header("Serve it", anchor=False)
     for artefact in left:
         st.markdown(
-            f"The run left a {artefact.format} checkpoint of {three(artefact.size_bytes / 1e6)} MB on its worker:"
+            f"The run wrote a {artefact.format} checkpoint of {three(artefact.size_bytes / 1e6)} MB on its worker:"
         )
         st.code(artefact.path, language=None)
         st.caption(f"SHA-256 {artefact.sha256}")
     ways = deployments(parse_recipe(run.recipe), run.model, left[-1].path if left else None)
     if not left and any(CHECKPOINT in way.text for way in ways):
-        st.caption(f"{CHECKPOINT} stands for the folder that a run writes when “Checkpoint” is among what it measures.")
+        st.caption(
+            f"{CHECKPOINT} stands for the folder that a run writes if “Checkpoint” is chosen under what to measure."
+        )
     for way, tab in zip(ways, st.tabs([way.engine for way in ways]), strict=True):
         if way.text:
             tab.code(way.text, language=way.language)
@@ -81,7 +83,7 @@ def provenance(frame: Frame, run: Run) -> None:
 
 
 def _fact_rows(key: str, value: object) -> dict[str, str]:
-    """A fact as rows: a version or a method each has one of its own."""
+    """A fact as rows: each version and each method gets its own."""
     if key in PLURALS and isinstance(value, dict):
         return {PLURALS[key].format(name): str(one) for name, one in value.items()}
     return {FACTS.get(key, key.replace("_", " ").capitalize()): _fact(key, value)}

@@ -13,7 +13,7 @@ from fp8dash.ui.words import plain
 
 
 def rates(name: str, points: list[GemmPoint], looks: dict[str, Look], numbers: Sequence[Measurement]) -> None:
-    """TFLOPS by M and where the cast pays, and every shape in a table."""
+    """TFLOPS by M, where the cast pays off, and every shape in a table."""
     draw(gemm_rates({name: points}, looks), key="run_gemm_rates", alt="TFLOPS by M")
     if cross := next((m for m in numbers if m.name == "gemm_crossover_m"), None):
         crossover = f"from M = {cross.value:,.0f}" if cross.value is not None else "at no M"
@@ -40,11 +40,11 @@ def _shape_row(p: GemmPoint, peaks: dict[str, float | None]) -> dict[str, object
         "Product, cold (µs)": p.matmul_cold_us,
         "BF16 TFLOPS": base,
         "TFLOPS": product,
-        "BF16 of peak": _share(base, peaks.get("BF16")),
-        "Of peak": _share(product, peaks.get(p.kernel)),
+        "BF16, share of peak": _share(base, peaks.get("BF16")),
+        "Share of peak": _share(product, peaks.get(p.kernel)),
         "BF16 GB/s": p.baseline_bytes / p.baseline_us / 1e3,
         "GB/s": moved,
-        "Of copy": _share(moved, peaks.get("copy")),
+        "Share of copy rate": _share(moved, peaks.get("copy")),
         "BF16 spread": p.baseline_iqr,
         "Cast spread": p.cast_iqr,
         "Product spread": p.matmul_iqr,

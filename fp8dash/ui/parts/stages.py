@@ -1,4 +1,4 @@
-"""How far a run is: its stages with their times, and what it is doing."""
+"""A run's progress: its stages with their times, and what it is doing."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ def _how(run: Run) -> None:
         doing = f": {plain(run.message)}" if run.message else ""
         st.progress(done, text=f"{done * 100:.0f} % of {run.stage or 'starting'}{doing}")
         return
-    ends = {QUEUED: "waits for a worker", FINISHED: "finished", FAILED: "failed", CANCELLED: "cancelled"}
+    ends = {QUEUED: "waiting for a worker", FINISHED: "finished", FAILED: "failed", CANCELLED: "cancelled"}
     end = run.finished_at or datetime.now(UTC)
     took = f" after {lasted((end - run.started_at).total_seconds())}" if run.started_at and run.finished_at else ""
     where = f", {plain(run.backend)}" if run.backend else ""
