@@ -43,7 +43,7 @@ from fp8dash.measure.provenance import made_with
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
-from fp8dash.model.export import export
+from fp8dash.model.export import check_stored, export
 from fp8dash.model.fit import check_fit
 from fp8dash.model.head import full_head
 from fp8dash.model.load import LoadedModel, check_tokens, find_device, load, locate, torch_device
@@ -154,6 +154,8 @@ def _load(bench: Bench) -> Iterator[Item]:
     _check_identity(bench)
     bench.reading = request.reading.resolved(adds_bos(loaded.tokenizer))
     check_fit(loaded.model, bench.recipe, exported="export" in request.measures)
+    if "export" in request.measures:
+        check_stored(loaded.model, folder, bench.recipe)
     yield Progress("load", 2, 3, "cutting the corpus")
     if WINDOWED & set(request.measures):
         bench.windows = cut_windows(

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.hardware import Device, KernelPath, native_path
+from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import HIGHER, LOWER, GemmPoint, Measurement, Progress
 from fp8dash.model.load import DTYPE
@@ -176,7 +176,7 @@ def _missing(points: Sequence[GemmPoint], untimed: float) -> str:
     """Why there is no time of all the model's products, or nothing."""
     if untimed > MOST_UNTIMED or not points:
         share = 1.0 if not points else untimed
-        return f"{share:.0%} of the blocks’ weights are not timed: they are no Linears (experts in one tensor)"
+        return f"{share:.0%} of the blocks’ weights are not timed: a router decides what experts multiply"
     return next((point.reason for point in points if point.matmul_us is None), "")
 
 
@@ -298,19 +298,17 @@ def _cache_bytes(where: torch.device) -> int:
 
 
 def linear_shapes(model: Any) -> tuple[Counter[Shape], float]:
-    """How often the blocks of a model have each Linear shape [N, K], and which share of their weights has none.
+    """How often the blocks of a model have each Linear shape [N, K], and which share of their weights is left out.
 
-    Experts in one tensor have none: how many rows each one multiplies is up to the router.
+    Routed experts are: how many rows each one multiplies is up to the router.
     """
     shapes: Counter[Shape] = Counter()
     parts = [part for part in parts_of(model) if part.in_blocks]
     missing = 0
     for part in parts:
         rows, cols = part.shape
-        if part.kind == LINEAR:
+        if part.kind == LINEAR and not is_routed_expert(part.name):
             shapes[rows, cols] += 1
-        elif isinstance(model.get_submodule(part.module), Conv1D):  # stored transposed
-            shapes[cols, rows] += 1
         else:
             missing += part.parameters
     return shapes, missing / max(1, sum(part.parameters for part in parts))

@@ -72,6 +72,11 @@ class Casters:
             self._made[key] = ActivationCast(cast, _scale_of(observer, cast, device))
         return self._made[key]
 
+    def caveat(self, name: str, cast: Cast | None) -> str:
+        """What there is to say of a Linear's scale: that it rests on nothing, where calibration never reached it."""
+        is_unseen = cast is not None and cast.is_observed and name not in self._observed.inputs
+        return "; no calibration text reached it, so the scale of its input is 1" if is_unseen else ""
+
     def rewind(self) -> None:
         """Puts delayed scales back to where calibration left them."""
         for caster in self._made.values():

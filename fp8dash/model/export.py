@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from fp8dash.choose.models.checkpoint import quantization_config
 from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import ROUTER, Artefact, Progress
+from fp8dash.choose.records import HEAD, ROUTER, Artefact, Progress
 from fp8dash.errors import ModelError
-from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, weight_files
+from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, stored_tensors, weight_files
 from fp8dash.model.linears import CAST_LINEARS
-from fp8dash.model.parts import parts_of
+from fp8dash.model.parts import LINEAR, parts_of
+from fp8dash.model.swap import planned, why_kept
 from fp8dash.places import scratch
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
@@ -53,6 +54,19 @@ def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[P
         shutil.rmtree(made, ignore_errors=True)
     size, digest = _measured(place)
     return Artefact("checkpoint", str(place), config["format"], size, digest)
+
+
+def check_stored(model: Any, folder: Path, recipe: Recipe) -> None:
+    """Raises ModelError where a matrix that the recipe casts is not stored by itself, as [out, in], under its name."""
+    stored_shapes = {name: t.shape for file in weight_files(folder) for name, t in stored_tensors(file).items()}
+    for part in planned(model, recipe):
+        shape = stored_shapes.get(f"{part.module}{WEIGHT}")
+        if part.kind == LINEAR and part.group != HEAD and not why_kept(recipe, part) and shape != part.shape:
+            held = "stores it together with others or under another name" if shape is None else f"stores it as {shape}"
+            raise ModelError(
+                f"{part.module} is cast as a matrix of {part.shape}, and {folder} {held}: this model cannot be "
+                "exported. Leave the measure export out."
+            )
 
 
 def _ignored(model: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """A model's parameters, each once: what it is called, where it stands, and whether a recipe can cast it.
 
-What is told of a model is made from this list, so nothing that a model stores is missing from it: biases, stacked
-experts and kernels of convolutions are here as well as the weights of Linears. Knows no recipe.
+What is told of a model is made from this list, so nothing that a model stores is missing from it: biases and kernels
+of convolutions are here as well as the weights of Linears. Knows no recipe.
 """
 
 import inspect
@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from transformers.pytorch_utils import Conv1D
 
 from fp8dash.choose.models.groups import group_of
 from fp8dash.choose.records import ATTENTION, CONVOLUTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
+from fp8dash.model.as_linears import STACKED, ExpertLinear
 
 LINEAR, TABLE, NEITHER = "linear", "table", ""  # what is multiplied by, what is looked up or scaled by, and the rest
 WEIGHT = "weight"
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")  # of a config: experts a token meets
-STACKED, MATRIX = 3, 2  # dimensions
+MATRIX = 2  # dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ def _group(model: Any, name: str, module: nn.Module, head: Any, table: Any) -> s
     kind = type(module).__name__
     if module is head:
         return HEAD
+    if isinstance(module, ExpertLinear):
+        return EXPERTS
     if module is table or isinstance(module, nn.Embedding):
         return EMBEDDING
     if isinstance(module, _ConvNd):
@@ -157,9 +159,8 @@ def _is_router(model: Any, name: str, module: nn.Module) -> bool:
 
 
 def _experts(experts: nn.Module) -> int:
-    if isinstance(experts, nn.ModuleList):
-        return len(experts)
-    return next((len(p) for p in experts.parameters(recurse=False) if p.dim() == STACKED), 0)
+    stacked = next((len(p) for p in experts.parameters(recurse=False) if p.dim() == STACKED), 0)
+    return stacked or sum(name.isdigit() for name, _ in experts.named_children())
 
 
 def _kind(module: nn.Module, key: str, group: str) -> str:
@@ -181,9 +182,7 @@ def _fixed(module: nn.Module, key: str, dims: int, group: str, kind: str, is_ins
     if kind:
         return ""
     if group == EXPERTS or (dims >= STACKED and group != CONVOLUTION):
-        return f"{type(module).__name__} holds its matrices in one tensor, which is not cast yet"
-    if isinstance(module, Conv1D):
-        return "a Conv1D, a Linear with its weight transposed, is not cast yet"
+        return f"{type(module).__name__} holds its matrices in one tensor and does not take them out one by one"
     if group == CONVOLUTION:
         return "convolutions stay"
     if isinstance(module, nn.Linear):
@@ -195,7 +194,7 @@ def _is_matrix(module: nn.Module, key: str, dims: int, group: str) -> bool:
     """True for what activations are multiplied by; a state-space model's A and D are not."""
     if _is_bias(key) or dims < MATRIX:
         return False
-    return dims >= STACKED or group == EXPERTS or isinstance(module, (nn.Linear, Conv1D))
+    return dims >= STACKED or group == EXPERTS or isinstance(module, nn.Linear)
 
 
 def _is_bias(key: str) -> bool:

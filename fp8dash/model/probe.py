@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fp8dash.errors import Fp8dashError, ModelError
+from fp8dash.model.as_linears import make_linears
 from fp8dash.model.folder import config_of, stored_tensors, weight_files
 from fp8dash.model.head import TOKENS, learn_after_head
 from fp8dash.model.trust import own_code
@@ -29,8 +30,12 @@ def first_line(error: BaseException) -> str:
 
 @torch.no_grad()
 def check_first_forward(model: Any, folder: Path) -> None:
-    """Runs a few tokens and learns how the model makes its logits; raises ModelError for whatever goes wrong."""
+    """Runs a few tokens, makes Linears of all that is multiplied by, and learns how the model makes its logits.
+
+    Raises ModelError for whatever goes wrong.
+    """
     try:
+        make_linears(model)
         learn_after_head(model, _states(model))
     except Fp8dashError:
         raise

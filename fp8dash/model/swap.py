@@ -145,7 +145,7 @@ def _cast_linear(model: Any, part: ModelPart, recipe: Recipe, casters: Casters, 
                 error = cast_in_place(weight, recipe.weights)
             model.set_submodule(name, EmulatedLinear(weight, bias, caster))
     where = SIMULATED if recipe.accumulator else NATIVE if path.is_native else EMULATED
-    return Swap(part, recipe.weights, error, where, path.reason)
+    return Swap(part, recipe.weights, error, where, path.reason + casters.caveat(name, recipe.activations))
 
 
 def _of_codes(
