@@ -280,7 +280,7 @@ def test_ship_prints_the_decision_and_why_the_others_lost(capsys):
     assert main(["ship", "--model", "demo", "--budget", "kld=0.05"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Ship INT8 on CPU (x86-64, 2 threads): KLD 0.0303 nats, 1.71× BF16 measured.")
-    assert "INT8_TENSOR: over the budget: KLD 1.21 nats, at most 0.0500" in text
+    assert "INT8_TENSOR: over budget: KLD 1.21 nats, limit 0.0500" in text
     assert main(["ship", "--model", "demo", "--target", "H200 SXM"]) == 0
     assert "predicted for decoding at batch 32" in capsys.readouterr().out
     for wrong in (["--budget", "0.05"], ["--model", "none"], ["--target", "H9000"]):

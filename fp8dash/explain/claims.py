@@ -1,4 +1,4 @@
-"""What is said about FP8, and what holds of it: the field guide as values. No torch, no database.
+"""Claims about FP8 and what is true of them: the field guide as values. No torch, no database.
 
 Sources are named where each statement was read or computed; what this product's own runs say is in `findings.py`.
 """
@@ -89,23 +89,23 @@ _CLAIMS = (
         7,
         "To quantize, compute clip(round(x / s)).",
         FAILS,
-        "Rounding to integers makes everything below 0.5 zero, and above 16 keeps bits that E4M3 does not have. Clamp "
-        "first, then round to the nearest code, ties to even.",
+        "Rounding to integers turns everything below 0.5 into zero, and above 16 keeps bits that E4M3 does not "
+        "have. Clamp first, then round to the nearest code, ties to even.",
         "OCP OFP8 1.0, conversion; checked on every code",
         FORMATS_PAGE,
     ),
     Claim(
         8,
-        "MX scales cost about 3 %, 2 bits an element.",
+        "MX scales cost about 3 %, 2 bits per element.",
         PARTLY,
-        "3.1 % is right: 8 bits for 32 elements are 0.25 bit an element, not 2.",
+        "3.1 % is right: 8 bits for 32 elements are 0.25 bit per element, not 2.",
         "OCP MX 1.0",
     ),
     Claim(
         9,
         "Per-token scales cost about 0.4 %.",
         PARTLY,
-        "32/K bits an element: 0.39 % at K = 1,024, but 0.10 % at 4,096.",
+        "32/K bits per element: 0.39 % at K = 1,024, but 0.10 % at 4,096.",
         ARITHMETIC,
     ),
     Claim(
@@ -207,7 +207,7 @@ _CLAIMS = (
         22,
         "An FP8 KV cache halves its memory.",
         HOLDS,
-        "Llama-3.1-8B: 131,072 to 65,536 bytes a token. Count KV heads, not query heads.",
+        "Llama-3.1-8B: 131,072 to 65,536 bytes per token. Count KV heads, not query heads.",
         "config.json; arithmetic",
         "planner",
         "Requests by context",
@@ -271,10 +271,10 @@ _CLAIMS = (
     ),
     Claim(
         30,
-        "Two-level microscaling beats one scale a group.",
+        "Two-level microscaling beats one scale per group.",
         MEASURE,
         "36.0 against 32.9 dB in the paper, on its data.",
-        "arXiv 2511.05811, read through a note",
+        "arXiv 2511.05811, second-hand",
     ),
     Claim(
         31,

@@ -1,6 +1,6 @@
-"""One code seen closely: its fields, what it stands for, and which code a typed number becomes. No torch.
+"""One code in detail: its fields, its value, and which code a typed number becomes. No torch.
 
-A number is taken as float32 holds it, since that is what is cast; rounding is ties to even, after saturation.
+A number is first rounded to float32, since that is what is cast; rounding is ties to even, after saturation.
 """
 
 import math
@@ -82,15 +82,15 @@ class Code:
 
     @property
     def kind(self) -> str:
-        """What sort of number it is.
+        """What kind of number it is.
 
         >>> from fp8dash.choose.formats import E4M3FN, E5M2, INT8
         >>> [Code(E4M3FN, code).kind for code in (0x00, 0x01, 0x08, 0x7F)], Code(E5M2, 0x7C).kind, Code(INT8, 0x80).kind
-        (['zero', 'subnormal', 'normal', 'NaN'], 'infinity', 'integer, left unused')
+        (['zero', 'subnormal', 'normal', 'NaN'], 'infinity', 'integer, unused')
         """
         value = self.value
         if not isinstance(self.format, FloatFormat):
-            return "integer, left unused" if abs(value) > self.format.max else "integer"
+            return "integer, unused" if abs(value) > self.format.max else "integer"
         if math.isnan(value) or math.isinf(value):
             return "NaN" if math.isnan(value) else "infinity"
         return "zero" if value == 0 else "normal" if self.exponent_field else "subnormal"
@@ -112,7 +112,7 @@ class Code:
         return f"{sign} × 2^({max(self.exponent_field, 1)} − {fmt.bias}) × {size}"
 
     def toggled(self, place: int) -> "Code":
-        """The code with one bit turned over; place 0 is the leftmost.
+        """The code with one bit flipped; place 0 is the leftmost.
 
         >>> from fp8dash.choose.formats import E4M3FN
         >>> Code(E4M3FN, 0x7E).toggled(7).hex
@@ -158,7 +158,7 @@ def nearest(x: float, fmt: Format) -> Nearest:
 
 
 def special_codes(fmt: Format) -> list[Code]:
-    """The codes that are no numbers: NaN and infinity.
+    """The codes that are not numbers: NaN and infinity.
 
     >>> from fp8dash.choose.formats import E4M3FN, E4M3FNUZ
     >>> [c.hex for c in special_codes(E4M3FN)], [c.hex for c in special_codes(E4M3FNUZ)]
@@ -181,9 +181,9 @@ def read(text: str, fmt: Format) -> tuple[float, Code | None]:
     try:
         x = float(text)
     except ValueError:
-        raise InvalidChoice(f"“{text}” is not a number: write 0.1, 1e-3, nan, or a code as 0x7E.") from None
+        raise InvalidChoice(f"“{text}” is not a number: write 0.1, 1e-3, nan, or a code such as 0x7E.") from None
     if math.isfinite(x) and abs(x) > LARGEST:
-        raise InvalidChoice(f"“{text}” is beyond float32, which is what is cast: write at most 3.4e38.")
+        raise InvalidChoice(f"“{text}” is beyond the range of float32, which is what is cast: write at most 3.4e38.")
     return x, None
 
 

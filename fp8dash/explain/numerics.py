@@ -1,7 +1,8 @@
 """Casting in numpy, for the pages: numbers to codes and scales and back, a few hundred at a time.
 
 `fp8dash.quant.cast` is what runs use. This is a second implementation, since the web process has no torch and a page
-must answer while one types: `tests/explain/test_numerics.py` holds both equal, code for code and scale for scale, over
+must respond while the user types: `tests/explain/test_numerics.py` holds both equal, code for code and scale for scale,
+over
 formats, tiles, rules and guards. Operands are 2-D, [rows, cols]; scales float32, as everywhere.
 """
 
@@ -26,15 +27,15 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How a number between two codes becomes one of them."""
+    """How a number between two codes is rounded to one of them."""
 
     name: str
     meaning: str
 
 
-EVEN = Rounding("ties to even", "the nearer code; of two equally near, the even one: what tensor casts do")
-AWAY = Rounding("ties away", "the nearer code; of two equally near, the larger magnitude")
-ZERO = Rounding("toward zero", "the smaller magnitude always: cheap, and biased towards zero")
+EVEN = Rounding("ties to even", "the nearer code; halfway, the even one: what tensor casts do")
+AWAY = Rounding("ties away", "the nearer code; halfway, the larger magnitude")
+ZERO = Rounding("toward zero", "always the smaller magnitude: cheap, but biased towards zero")
 ROUNDINGS = {r.name: r for r in (EVEN, AWAY, ZERO)}  # stochastic rounding has no one answer: `chance_up`
 
 
@@ -69,7 +70,7 @@ def quantize(x: Floats, cast: Cast) -> Encoded:
     (['0x7e', '0x1d'], 1.0)
     """
     if not np.isfinite(x).all():
-        raise NotFinite(f"Numbers of shape {list(x.shape)} hold NaN or infinity and cannot be cast to {cast.text}.")
+        raise NotFinite(f"Numbers of shape {list(x.shape)} contain NaN or infinity and cannot be cast to {cast.text}.")
     amax = tile_amax(x, cast.tile)
     outer = None
     if cast.rule.outer:

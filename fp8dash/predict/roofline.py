@@ -1,4 +1,4 @@
-"""What a recipe makes of a model on an accelerator, by arithmetic alone: every number here is a prediction.
+"""A model's memory and speed under a recipe on an accelerator, by arithmetic alone: every number here is a prediction.
 
 A step's time is the sum over its products of the longer of two: FLOPs over the dense peak, bytes over the bandwidth
 (the roofline of Williams et al., CACM 52(4), 2009, product by product). That is the least time a step can take: norms,
@@ -54,7 +54,7 @@ class Gemm:
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOP/byte."""
         return self.flops / self.bytes
 
     @property
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def _head_saving(self) -> float:
-        """Bits that casting the head saves: fewer than none where it is tied, since it is then stored once more."""
+        """Bits that casting the head saves: negative if it is tied, since it is then stored a second time."""
         weights = self.recipe.of("lm_head").weights
         if weights is None or "lm_head" not in self.recipe.also:
             return 0.0
@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def product(self) -> Product:
-        """How the Linears are multiplied here, those aside that have a cast of their own."""
+        """How the Linears are multiplied here, except those with a cast of their own."""
         return product(self.recipe, self.accelerator)
 
     def _bound_by_compute(self, tokens: int) -> bool:
@@ -216,19 +216,19 @@ def _kind(recipe: Recipe) -> tuple[str, str]:
     if formats <= {E4M3FN, E5M2} and formats != {E5M2} and whole:
         return FP8, "FP8"
     if formats == {E4M3FN} and tiles in BLOCKS:
-        return FP8, "FP8, blocks added up in FP32"
+        return FP8, "FP8, blocks accumulated in FP32"
     if formats <= {E4M3FNUZ, E5M2FNUZ} and whole:
         return FNUZ, "FNUZ"
     if formats <= {E4M3FN, E5M2, E3M2, E2M3} and tiles in MX_TILES and stored == {"e8m0"}:
         return MX, "MX tiles"
     if formats == {E2M1} and (set(tiles), stored) in (({GROUP_1X16}, {"e4m3"}), (set(MX_TILES[0]), {"e8m0"})):
         return FP4, "FP4"
-    return BF16, f"no kernel known here multiplies {activations.text} by {weights.text}"
+    return BF16, f"no known kernel multiplies {activations.text} by {weights.text}"
 
 
 @lru_cache(maxsize=1024)
 def _casts(linear: Linear, recipe: Recipe) -> dict[Recipe, int]:
-    """In how many layers a Linear is cast by what: what the recipe has for that layer, by nothing where it skips it."""
+    """How many layers of a Linear are cast by which recipe: the recipe's own for that layer, or none if skipped."""
     if linear.router:
         return {Recipe(): len(linear.layers)}
     if not recipe.skip and not recipe.overrides:
@@ -248,6 +248,6 @@ def _bits(cast: Cast | None, rows: int, cols: int) -> float:
 
 
 def curve(plan: Plan, context: int, most: int) -> Iterator[tuple[int, float]]:
-    """Batch sizes up to `most`, and output tokens a second at each: powers of two and the last."""
+    """Batch sizes up to `most`, and output tokens per second at each: powers of two and the last."""
     sizes = sorted({*(1 << power for power in range(most.bit_length())), most})
     return ((batch, batch / plan.decode_s(batch, context)) for batch in sizes)

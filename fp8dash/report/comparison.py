@@ -19,7 +19,7 @@ from fp8dash.errors import InvalidChoice
 from fp8dash.report.contest import BY_WINDOW, contest, is_measured, read_alike
 from fp8dash.stats import SPEED_TIE, Difference, hits_tie
 
-PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: what bears on its numbers
+PROVENANCE: dict[str, Callable[[dict[str, Any]], Any]] = {  # of a run's facts: what affects its numbers
     "versions of fp8dash": lambda facts: facts.get("versions", {}).get("fp8dash"),
     "versions of torch": lambda facts: facts.get("versions", {}).get("torch"),
     "versions of transformers": lambda facts: facts.get("versions", {}).get("transformers"),
@@ -33,11 +33,11 @@ NOT_FOR_ALL = "not measured for every run"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One metric over the compared runs: who is best, who is tied with it, and whom windows cannot tell from it."""
+    """One metric over the compared runs: which is best, which tie, and which the windows cannot tell from it."""
 
     metric: Metric
     values: tuple[float | None, ...]
-    best: tuple[int, ...]  # indices; more than one: tied. Empty where nobody leads, and `why` says the reason
+    best: tuple[int, ...]  # indices; more than one: tied. Empty where no run leads, and `why` gives the reason
     open: tuple[int, ...] = ()  # too few windows to tell them from the best
     more: int | None = None  # windows that would settle ties and open comparisons
     why: str = ""
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two to six runs side by side, and every difference that makes them unlike."""
+    """Two to six runs side by side, and every difference that limits the comparison."""
 
     standings: tuple[Standing, ...]
     verdicts: tuple[Verdict, ...]
@@ -71,7 +71,7 @@ def comparison(store: Store, run_ids: Sequence[str]) -> Comparison:
     by_run = {row.run: row for row in standings(store, states=STATES, ids=run_ids)}
     if missing := [run_id for run_id in run_ids if run_id not in by_run]:
         raise InvalidChoice(
-            f"There is no run {', '.join(missing)}: it may have been deleted, or the link is cut short."
+            f"There is no run {', '.join(missing)}: it may have been deleted, or the link is truncated."
         )
     rows = tuple(by_run[run_id] for run_id in run_ids)
     windows, needles = store.windows(run_ids), store.needle_cells(run_ids)
@@ -122,7 +122,7 @@ def _by_window(
 def _not_ranked(
     metric: Metric, rows: Sequence[Standing], count: int, needles: Mapping[str, Sequence[NeedleCell]]
 ) -> str:  # fmt: skip
-    """Why nobody leads in a metric among the rows that have it; empty where somebody does."""
+    """Why no row leads in a metric among those that have it; empty where one does."""
     if metric.better == NEITHER or len(rows) < 2:
         return "" if len(rows) == count else NOT_FOR_ALL
     if len({row.model_content for row in rows}) > 1:
@@ -151,7 +151,7 @@ def _unlike(rows: Sequence[Standing]) -> tuple[str, ...]:
         if len(names := {str(getattr(row, field)) for row in rows}) > 1:
             sentences.append(f"Different {what}: {', '.join(sorted(names))}.")
     if len({(row.windows, row.window_length) for row in rows}) > 1:
-        sentences.append("Different windows: their perplexities are not on one scale.")
+        sentences.append("Different windows: their perplexities are not on the same scale.")
     if len(backends := {row.backend for row in rows} - {BASELINE_BACKEND, None}) > 1:
         sentences.append(f"Different backends: {', '.join(sorted(str(b) for b in backends))}.")
     return tuple(sentences)
@@ -166,14 +166,14 @@ def _contents(rows: Sequence[Standing], what: str, field: str) -> list[str]:
     for name, of_name in sorted(hashes.items()):
         if len(contents := sorted(of_name - {""})) > 1:
             sentences.append(
-                f"Different {what} under one name, {name}: its contents changed between the runs "
-                f"(SHA-256 {', '.join(content[:12] for content in contents)})."
+                f"Different {what} under the same name, {name}: its contents changed between the runs (SHA-256 "
+                f"{', '.join(content[:12] for content in contents)})."
             )
     return sentences
 
 
 def _made_unlike(facts: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """What made the runs, where it differs: versions, driver, threads, seed. What was not told is no difference."""
+    """What produced the runs, where it differs: versions, driver, threads, seed. An unknown value is no difference."""
     sentences = []
     for what, read in PROVENANCE.items():
         values = {str(value) for of_run in facts if (value := read(of_run)) not in (None, "")}

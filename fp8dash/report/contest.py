@@ -1,4 +1,5 @@
-"""Who leads in a metric, and what the evidence says of each rival: the one judge of boards, comparisons and studies.
+"""Which run leads in a metric, and what the evidence says about each rival; boards, comparisons and studies all ask
+here.
 
 Plain values in and out. Rivals are judged by paired differences over the windows that both runs read, all of them
 together with 95 % (Holm); the interval that is handed out with a verdict is the one that the verdict was taken at.
@@ -61,7 +62,7 @@ class Contest:
         return max((rival.more for rival in self.rivals if rival.more), default=None)
 
     def outcome_of(self, run: str) -> Outcome | None:
-        """What is said of one rival; None for the leader and for runs that do not take part."""
+        """The verdict on one rival; None for the leader and for runs that do not take part."""
         return next((rival.outcome for rival in self.rivals if rival.row.run == run), None)
 
 
@@ -147,7 +148,7 @@ def spread(difference: Difference) -> str:
 
 
 def needed(more: int | None) -> str:
-    """How many more windows would tell.
+    """How many more windows would settle it.
 
     >>> needed(1204), needed(10**7), needed(None)
     ('about 1,204 more windows would settle it', 'more than 100,000 windows would be needed', '')
@@ -179,7 +180,7 @@ def interval_of(row: Standing) -> str:
 
 
 def ln_ppl_change(row: Standing) -> str:
-    """A run's Δ ln PPL with what is known of it.
+    """A run's Δ ln PPL with its interval, if known.
 
     >>> row = Standing("1", "m", "r", None, "finished", "a", None, None, ln_ppl_diff=0.02)
     >>> ln_ppl_change(row)
@@ -192,7 +193,7 @@ def ln_ppl_change(row: Standing) -> str:
 
 
 def over(value: float | None, base: float | None) -> str:
-    """A value as a multiple of another, to be said in brackets; nothing where that means nothing.
+    """A value as a multiple of another, in parentheses; empty where that is meaningless.
 
     >>> over(0.03, 0.02), over(0.03, 0.0), over(0.03, -1e-9)
     (' (1.50× as much)', '', '')

@@ -1,4 +1,4 @@
-"""Decoding speeds of runs: who decodes how many times faster than whom, and which runs may be set side by side.
+"""Decoding speeds of runs: how many times faster one decodes than another, and which runs may be compared.
 
 Stored measurements in, plain values out. Only runs of one model, device, method and way of decoding are compared.
 """
@@ -15,7 +15,7 @@ from fp8dash.stats import SPEED_TIE
 RATE = "decode_tokens_per_s"
 NAMES = (RATE, "ttft_ms", "itl_ms", "itl_ms_p90", "itl_ms_p99")
 UNLIKE = {  # what two runs must share, the field that shows it, and the words where it differs
-    "weights": ("model", "of another model"),
+    "weights": ("model", "on another model"),
     "device": ("device", "on another device"),
     "method": ("method", "by another method"),
     "way": ("way", "decoded another way"),

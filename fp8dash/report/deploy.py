@@ -1,4 +1,4 @@
-"""How a recipe is served: what to type for each engine, or why that engine does not have it. Values only: no torch."""
+"""How a recipe is served: what to type for each engine, or why the engine lacks it. Values only: no torch."""
 
 from dataclasses import dataclass
 from shlex import quote
@@ -10,7 +10,7 @@ from fp8dash.choose.presets import PRESETS, preset_of
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice
 
-CHECKPOINT = "CHECKPOINT"  # stands for the exported folder until there is one
+CHECKPOINT = "CHECKPOINT"  # placeholder for the exported folder until there is one
 SCHEMES = {  # presets as llm-compressor names them; names that hide another scheme are left out
     "FP8": "FP8", "FP8_DYNAMIC": "FP8_DYNAMIC", "FP8_BLOCK": "FP8_BLOCK", "INT8": "INT8", "W4A16": "W4A16",
     "MXFP8_ONEBIT": "MXFP8", "NVFP4": "NVFP4", "MXFP4": "MXFP4",
@@ -61,7 +61,7 @@ def _served(engine: str, command: str, served: str, kv: KvCast | None, why: str)
         return Deployment(engine, "", note=why)
     if kv and kv.format not in (E4M3FN, E5M2):
         return Deployment(
-            engine, "", note=f"{engine}'s cache takes FP8, not {kv.format.name}; nearest: kv=e4m3fn/tensor."
+            engine, "", note=f"{engine}'s cache takes FP8, not {kv.format.name}; closest supported: kv=e4m3fn/tensor."
         )
     flag = f" --kv-cache-dtype {'fp8_e4m3' if kv.format == E4M3FN else 'fp8_e5m2'}" if kv else ""
     return Deployment(engine, f"{command} {served}{flag}", note=_on_kv(kv))
@@ -70,13 +70,13 @@ def _served(engine: str, command: str, served: str, kv: KvCast | None, why: str)
 def _on_kv(kv: KvCast | None) -> str:
     if kv is None or kv.scale == "static":
         return ""
-    return "The engine's cache has one static scale a layer, 1.0 where the checkpoint brings none: measure kv=…/static."
+    return "The engine's cache has one static scale per layer, 1.0 if the checkpoint has none: measure kv=…/static."
 
 
 def _llm_compressor(recipe: Recipe, model: str) -> Deployment:
     name = next((n for n in SCHEMES if PRESETS[n].recipe == recipe), None)
     if name is None:
-        note = "None of its presets has these bits and rules; the exported checkpoint is in its format all the same."
+        note = "None of its presets has these bits and rules; the exported checkpoint is in its format anyway."
         return Deployment("llm-compressor", "", "python", note)
     data = ", dataset=CALIBRATION_DATA" if name in ("FP8", "NVFP4") else ""
     text = (
@@ -91,8 +91,8 @@ def _llm_compressor(recipe: Recipe, model: str) -> Deployment:
 def _tensorrt_llm(recipe: Recipe, model: str) -> Deployment:
     name = preset_of(recipe)
     if name not in QFORMATS or name is None:
-        note = "Reads ModelOpt's checkpoints, and ModelOpt's command line has no name for this recipe."
+        note = "Reads ModelOpt checkpoints, but ModelOpt's command line has no name for this recipe."
         return Deployment("TensorRT-LLM", "", note=note)
     text = f"python hf_ptq.py --pyt_ckpt_path {quote(model)} --qformat {QFORMATS[name]} --export_path {CHECKPOINT}"
-    note = "AWQ, not round to nearest: its weights differ from those measured here." if name == "W4A16" else ""
+    note = "AWQ instead of round to nearest: its weights differ from those measured here." if name == "W4A16" else ""
     return Deployment("TensorRT-LLM", f"{text}\ntrtllm-serve {CHECKPOINT}", note=note)

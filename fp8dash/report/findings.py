@@ -1,7 +1,7 @@
-"""What the runs of this database say about the claims of the guide: standings in, sentences out. No streamlit.
+"""What this database's runs say about the guide's claims: standings in, sentences out. No streamlit.
 
 Two runs are set side by side only within one group (model, corpus, windows, method, device) and one backend. Numbers
-are told, not judged: whether a difference is a tie is for the comparison, to which each finding's runs lead.
+are reported, not judged: whether a difference is a tie is up to the comparison that each finding links to.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Finding:
 
 
 def findings(rows: Sequence[Standing], extras: Extras) -> dict[int, Finding]:
-    """The newest finding for each claim on which the rows bear."""
+    """The newest finding for each claim on which the rows are evidence."""
     findings: dict[int, Finding] = {}
     for peers in _peers(rows):
         where = f"{peers[0].model} on {peers[0].device or 'an unknown device'}"
@@ -78,7 +78,7 @@ def _klds(peers: Sequence[Standing], *names: str) -> list[Standing] | None:
 
 
 def _times(a: float | None, b: float | None) -> str:
-    """a over b, with its sign; a dash where that is no number, as beside a loss of nothing."""
+    """a over b, with a × sign; a dash where that is not a number, as beside a loss of zero."""
     return f"{a / b:.2f}×" if a is not None and b is not None and a > 0 and b > 0 else DASH
 
 
@@ -105,20 +105,20 @@ def _overhead(name: str) -> Callable[[Sequence[Standing], Extras], Said]:
         bits = named[0].bits_per_weight if named else None
         if not named or not bits:
             return None
-        return f"{name} stores {bits:#.4g} bits a cast weight: scales add {three(100 * (bits / 8 - 1))} %.", named
+        return f"{name} stores {bits:#.4g} bits per cast weight: scales add {three(100 * (bits / 8 - 1))} %.", named
 
     return look
 
 
 def _tiles(peers: Sequence[Standing], _: Extras) -> Said:
-    """What one scale for all costs INT8 and E4M3."""
+    """What one scale per tensor costs INT8 and E4M3."""
     four = _klds(peers, "INT8_TENSOR", "INT8", "FP8_TENSOR", "FP8_DYNAMIC")
     if not four:
         return None
     whole8, row8, whole, row = (r.kld for r in four)
     return (
-        f"One scale a tensor instead of one a row: {_times(whole8, row8)} the KLD of INT8, {_times(whole, row)} that "
-        "of E4M3."
+        f"One scale per tensor instead of per row: {_times(whole8, row8)} the KLD for INT8, {_times(whole, row)} for "
+        "E4M3."
     ), four
 
 
@@ -146,7 +146,10 @@ def _head(peers: Sequence[Standing], _: Extras) -> Said:
             bare = _without_head(recipe).text
             plain = next((p for p in reversed(peers) if p.recipe == bare and p.kld is not None), None)
             if plain:
-                return f"Casting the head too: KLD {three(row.kld)} instead of {three(plain.kld)} nats.", [row, plain]
+                return f"Casting the head too: KLD {three(row.kld)} instead of {three(plain.kld)} nats.", [
+                    row,
+                    plain,
+                ]
     return None
 
 
@@ -175,11 +178,11 @@ def _speed(peers: Sequence[Standing], _: Extras) -> Said:
     if not faster:
         return None
     best = max(faster, key=lambda row: row.gemm_speedup or 0.0)
-    return f"The fastest is {best.name}: {best.gemm_speedup:.2f}× BF16 in GEMMs, casts counted, measured.", [best]
+    return f"The fastest is {best.name}: {best.gemm_speedup:.2f}× BF16 in GEMMs, casts included, measured.", [best]
 
 
 def _perplexity(peers: Sequence[Standing], _: Extras) -> Said:
-    """The span of what FP8 Linears cost."""
+    """The range of what FP8 Linears cost."""
     compared = [
         row for row in peers
         if row.ln_ppl_diff is not None and (p := _parsed(row)) and p.weights and p.activations
@@ -203,7 +206,7 @@ def _kv_bytes(peers: Sequence[Standing], extras: Extras) -> Said:
     cast_bytes, plain_bytes = (extras[rows[-1].run][KV_BYTES] for rows in (cast, plain))
     ratio = _times(cast_bytes, plain_bytes)
     return (
-        f"A token keeps {cast_bytes:,.0f} bytes with {cast[-1].name}, {plain_bytes:,.0f} without: {ratio}.",
+        f"A token takes {cast_bytes:,.0f} bytes with {cast[-1].name}, {plain_bytes:,.0f} without: {ratio}.",
         [cast[-1]],
     )
 
@@ -214,10 +217,13 @@ def _kv_needles(peers: Sequence[Standing], _: Extras) -> Said:
     if not cast or not base:
         return None
     name, share = cast[-1].name, METRICS["needle"].title.lower()
-    return f"{name} finds {cast[-1].needle:.2f} of the {share}s, BF16 {base.needle:.2f}, at the lengths run here.", [
-        cast[-1],
-        base,
-    ]
+    return (
+        f"{name} finds {cast[-1].needle:.2f} of the {share}s, BF16 {base.needle:.2f}, at these lengths.",
+        [
+            cast[-1],
+            base,
+        ],
+    )
 
 
 def _gradients(peers: Sequence[Standing], extras: Extras) -> Said:
@@ -226,7 +232,7 @@ def _gradients(peers: Sequence[Standing], extras: Extras) -> Said:
         return None
     e4m3, e5m2 = (extras[profiled[-1].run][name] for name in GRADIENTS)
     medians = f"E4M3 {three(e4m3)} dB, E5M2 {three(e5m2)} dB, medians over layers"
-    return f"Gradients under one dynamic scale a tensor: {medians}.", profiled[-1:]
+    return f"Gradients with one dynamic scale per tensor: {medians}.", profiled[-1:]
 
 
 LOOKS: dict[int, Callable[[Sequence[Standing], Extras], Said]] = {  # by claim

@@ -1,4 +1,4 @@
-"""Who loses least, in one sentence: the same words on the board, in a study's write-up and on the command line."""
+"""Which recipe loses least, in one sentence: the same on the board, in a study's write-up and on the command line."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ NAMED = 4  # recipes that a sentence names, at most
 
 
 def headline(contest: Contest) -> str:
-    """The leader, whom it is tied with, whom windows cannot tell from it, and who comes next; without a full stop."""
+    """The leader, its ties, those that the windows cannot tell from it, and the next one; without a full stop."""
     best = contest.leader
     if best is None:
-        return "No cast recipe is measured here yet"
+        return "No cast recipe has been measured here yet"
     least = _number(contest, best)
     if not contest.rivals:
         return f"{best.name} costs {least} nats; no other recipe can be compared with it yet"
@@ -29,13 +29,13 @@ def _number(contest: Contest, row: Standing) -> str:
 
 
 def _open(contest: Contest, best: Standing) -> str:
-    """A leader that windows cannot tell from others is not said to lead."""
+    """A leader that the windows cannot tell from others is not called the best."""
     rivals, tied = contest.of("open"), contest.of("tied")
     names, least = listed([best.name, *(rival.row.name for rival in tied)]), _number(contest, best)
     who = f"{names} are tied at {least} nats" if tied else f"{names} has the lowest {least} nats"
     others = listed([rival.row.name for rival in rivals])
     if all(rival.difference is None for rival in rivals):
-        return f"{who}, but no window is stored that {others} read as well"
+        return f"{who}, but no stored window was also read by {others}"
     whom = f"{'them' if tied else 'it'} from {others}"
     more = needed(max((rival.more for rival in rivals if rival.more), default=None))
     return f"{who}, but {best.windows} windows are too few to tell {whom}{f': {more}' if more else ''}"
@@ -53,7 +53,7 @@ def _tied(contest: Contest, best: Standing) -> str:
 def _differing(contest: Contest) -> str:
     """How far the tied ones may lie apart."""
     last = contest.of("tied")[-1]
-    return "; all at the noise floor" if last.at_floor else f"; they differ by {last.spread} nats at most"
+    return "; all at the noise floor" if last.at_floor else f"; they differ by at most {last.spread} nats"
 
 
 def _next(contest: Contest) -> str:
@@ -63,7 +63,7 @@ def _next(contest: Contest) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as people say them, the first few.
+    """The first few names, joined by commas and "and".
 
     >>> listed(["a"]), listed(["a", "b"]), listed(list("abcdefg"))
     ('a', 'a and b', 'a, b, c, d and 3 more')

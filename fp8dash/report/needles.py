@@ -10,18 +10,18 @@ from fp8dash.stats import Difference, paired_difference
 
 
 def graded_difference(cells: Sequence[NeedleCell], others: Sequence[NeedleCell]) -> Difference | None:
-    """Mean log-probability of `cells` minus that of `others`, nats a token, over shared cells; None without any."""
+    """Mean log-probability of `cells` minus that of `others`, nats per token, over shared cells; None without any."""
     base = {cell.key: cell.logprob for cell in others}
     return _difference([(cell.logprob, base.get(cell.key)) for cell in cells])
 
 
 def baseline_difference(cells: Sequence[NeedleCell]) -> Difference | None:
-    """The mean of the log-probability minus the unquantized model's, nats a token; None where nothing is graded."""
+    """The mean of the log-probability minus the unquantized model's, nats per token; None where nothing is graded."""
     return _difference([(cell.logprob, cell.baseline_logprob) for cell in cells])
 
 
 def mean_grade(cells: Sequence[NeedleCell]) -> float | None:
-    """The mean log-probability of the values' tokens over cells, nats a token; None where nothing is graded."""
+    """The mean log-probability of the values' tokens over cells, nats per token; None where nothing is graded."""
     graded = [cell.logprob for cell in cells if cell.logprob is not None]
     return sum(graded) / len(graded) if graded else None
 

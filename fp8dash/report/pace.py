@@ -12,7 +12,7 @@ from fp8dash.choose.records import PREPARING
 from fp8dash.choose.request import Request
 
 NEWEST = 20  # runs that are looked at
-AMOUNTS: dict[str, Callable[[Request], float]] = {  # what a stage's time grows with; the others' is their own
+AMOUNTS: dict[str, Callable[[Request], float]] = {  # what a stage's time grows with; others: fixed
     "perplexity": lambda asked: asked.windows.tokens,
     "needle": lambda asked: sum(asked.needles.lengths) * len(asked.needles.depths) * asked.needles.repeats,
     "decode": lambda asked: len(asked.decode.batches),
@@ -21,12 +21,12 @@ AMOUNTS: dict[str, Callable[[Request], float]] = {  # what a stage's time grows 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds that each stage takes for one unit of its amount: medians, where it was ever timed."""
+    """Median seconds that each stage takes per unit of its amount, if it was ever timed."""
 
     each: dict[str, float]
 
     def seconds(self, request: Request) -> float | None:
-        """Of one run; None where a stage of it was never timed, or its products are simulated, which takes far longer.
+        """Of one run; None if a stage of it was never timed, or its products are simulated, which takes far longer.
 
         >>> pace = Pace({"load": 1.0, "baseline": 2.0, "quantize": 1.0, "perplexity": 0.001})
         >>> pace.seconds(Request.of(windows=4, window_length=500, measures=("perplexity",)))

@@ -1,4 +1,4 @@
-"""Measured decoding beside what is predicted of it: the runs of a planned model on an accelerator. No streamlit.
+"""Measured decoding beside its prediction: the runs of a planned model on an accelerator. No streamlit.
 
 A run is of the planned model where the Linears it recorded are the plan's, shape by shape and in number. A mixture of
 experts is matched by its name alone, since its experts' weights are not recorded as Linears.
@@ -25,7 +25,7 @@ NEWEST = 200  # timed runs that are looked through
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One batch that a run decoded, and the most that its plan allows, in output tokens a second."""
+    """One batch that a run decoded, and the most that its plan allows, in output tokens per second."""
 
     run: Run
     speed: Speed
@@ -34,7 +34,7 @@ class Point:
 
     @property
     def share(self) -> float | None:
-        """What was reached of the bound."""
+        """The share of the bound that was reached."""
         return self.speed.tokens_per_s / self.bound if self.bound else None
 
 
@@ -70,12 +70,12 @@ def predicted_times(
 
 
 def by_name(model: Architecture) -> bool:
-    """True where nothing but its name tells a run's model."""
+    """True if only its name identifies a run's model."""
     return any(linear.copies > 1 for linear in model.linears)
 
 
 def bound(one: Decoding, speed: Speed, model: Architecture, accelerator: Accelerator) -> float | None:
-    """Output tokens a second that the roofline allows one such accelerator at this batch and context.
+    """Output tokens per second that the roofline allows one such accelerator at this batch and context.
 
     None where the tokens are not known, or the recipe is of another version.
     """

@@ -1,4 +1,4 @@
-"""What earlier runs recorded about a model: the web process reads no model's folder, only what workers found there."""
+"""What earlier runs recorded about a model: the web process reads no model folder, only what workers found there."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What to ship: of a model's recipes the fastest within a quality budget on a target, and why each other one lost.
+"""What to ship: the fastest of a model's recipes within a quality budget on a target, and why each other one lost.
 
 Values only: the sentences are in `ship_words.py`. Speeds are those measured on the target, or, for an accelerator, what
 the planner predicts of decoding.
@@ -28,7 +28,7 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class QualityBudget:
-    """How much quality may go: one metric and the most of it, in nats."""
+    """How much quality may be lost: one metric and its limit, in nats."""
 
     metric: str = "kld"
     limit: float = CLOSE
@@ -36,7 +36,7 @@ class QualityBudget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a recipe is to be served: a device that was measured, or an accelerator and the batch to predict for."""
+    """Where a recipe will be served: a device that was measured, or an accelerator and the batch to predict for."""
 
     name: str
     accelerator: Accelerator | None = None
@@ -54,7 +54,7 @@ class SpeedUp:
 
 @dataclass(frozen=True, slots=True)
 class Loser:
-    """A recipe that is not shipped, and what spoke against it."""
+    """A recipe that is not shipped, and why."""
 
     row: Standing
     reason: Reason
@@ -111,7 +111,7 @@ def target_of(name: str, batch: int, devices: Sequence[str]) -> Target:
     if name in ACCELERATORS:
         return Target(name, ACCELERATORS[name], batch)
     raise InvalidChoice(
-        f"“{name}” is not a target: nothing was measured on it and no accelerator is called so. Choose one of "
+        f"“{name}” is not a target: nothing was measured on it, and no accelerator has that name. Choose one of "
         f"{', '.join(dict.fromkeys([*devices, *ACCELERATORS]))}."
     )
 
@@ -160,7 +160,7 @@ def decide(
 
 
 def _equals(judged: Contest | None) -> set[str]:
-    """The leader and all that windows do not tell from it; empty where there are none."""
+    """The leader and all that the windows cannot tell from it; empty where there are none."""
     if judged is None or judged.leader is None:
         return set()
     rivals = {rival.row.run for rival in judged.rivals if rival.outcome != "apart"}

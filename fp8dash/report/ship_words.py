@@ -8,14 +8,14 @@ from fp8dash.report.numbers import shown, three
 from fp8dash.report.ship import Board, Decision, Loser, Reason, SpeedUp, Target, candidates
 
 REASONS: dict[Reason, str] = {
-    "partly cast": "the recipe was applied to a part of the model only: its numbers are not the recipe’s",
+    "partly cast": "the recipe was applied to only a part of the model: its numbers are not the recipe’s",
     "not measured": "{metric} was not measured",
-    "over budget": "over the budget: {metric} {spent} nats, at most {limit}",
+    "over budget": "over budget: {metric} {spent} nats, limit {limit}",
     "nothing fits": "",
-    "no speed": "no speed is known for it on this target",
+    "no speed": "its speed on this target is not known",
     "slower": "slower: {times:.2f}× BF16, not {best_times:.2f}×",
     "larger": "larger: {size} MB",
-    "loses more": "{near} within 5 %, but KLD {kld} nats, not {best_kld}{tied}",
+    "loses more": "{near} within 5 %, but KLD {kld} nats instead of {best_kld}{tied}",
 }
 
 
@@ -29,7 +29,7 @@ def title(decision: Decision, model: str, target: Target) -> str:
 
 
 def basis(speed: SpeedUp) -> str:
-    """How a speed is known.
+    """Where a speed comes from.
 
     >>> basis(SpeedUp(1.4, "predicted", 32)), basis(SpeedUp(1.4, "measured"))
     ('predicted for decoding at batch 32', 'measured')
@@ -45,19 +45,19 @@ def evidence(decision: Decision) -> str:
     if decision.by == "speed":
         how = f"fastest within the budget{', as predicted' if decision.basis == 'predicted' else ''}"
     else:
-        none = {None: "no speed is known", "measured": "none that was timed is faster than BF16",
-                "predicted": "none is predicted to be faster than BF16"}  # fmt: skip
-        how = f"smallest within the budget, as {none[decision.basis]}"
-    return f"{beside_loss(best)}. It is the {how}; within 5 % of that, the lowest KLD."
+        none = {None: "no speed is known", "measured": "no timed recipe is faster than BF16",
+                "predicted": "no recipe is predicted to be faster than BF16"}  # fmt: skip
+        how = f"smallest within the budget, since {none[decision.basis]}"
+    return f"{beside_loss(best)}. It is the {how}; among those within 5 % of that, it has the lowest KLD."
 
 
 def beside_loss(row: Standing) -> str:
     """A run's other numbers in one line."""
     parts = [
         f"Δ ln PPL {ln_ppl_change(row)}" if row.ln_ppl_diff is not None else "",
-        f"needles {shown(METRICS['needle'], row.needle)}" if row.needle is not None else "no needle was looked for",
+        f"needles {shown(METRICS['needle'], row.needle)}" if row.needle is not None else "needles not measured",
         f"{shown(METRICS['model_bytes'], row.model_bytes)} MB" if row.model_bytes is not None else "",
-        f"{row.bits_per_weight:.2f} bits a weight" if row.bits_per_weight is not None else "",
+        f"{row.bits_per_weight:.2f} bits per weight" if row.bits_per_weight is not None else "",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -76,12 +76,12 @@ def why(decision: Decision, loser: Loser) -> str:
         near="as fast" if decision.by == "speed" else "as small",
         kld=three(row.kld),
         best_kld=three(best.kld if best else None),
-        tied=", which these windows do not tell apart" if loser.is_tied else "",
+        tied=", which these windows cannot tell apart" if loser.is_tied else "",
     )
 
 
 def cautions(rows: list[Standing], judged: Contest) -> list[str]:
-    """What else bears on a choice: what is as good as BF16, what is missing, what to avoid."""
+    """What else matters for a choice: what is as good as BF16, what is missing, what to avoid."""
     ranked = candidates(rows)
     if not ranked:
         return []
@@ -98,12 +98,12 @@ def cautions(rows: list[Standing], judged: Contest) -> list[str]:
         f"{row.name} ({row.uncast_share:.0%} of the blocks’ weights left in BF16)" for row in rows if row.is_partly_cast
     ]
     if partly:
-        sentences.append(f"Cast in part, and not ranked: {listed(partly)}.")
+        sentences.append(f"Only partly cast, so not ranked: {listed(partly)}.")
     return sentences
 
 
 def _grows(row: Standing) -> bool:
-    """Whether perplexity surely grows, by more than readers put up with."""
+    """Whether perplexity certainly grows, and by more than is acceptable."""
     grown, low = row.ln_ppl_diff, row.ln_ppl_diff_low
     return grown is not None and low is not None and grown > CLOSE and low > 0.0
 

@@ -1,4 +1,4 @@
-"""A study written up: what its runs answer, by how much, how sure that is, and what stays open. No streamlit.
+"""A study written up: the answer its runs give, by how much, how certain it is, and what stays open. No streamlit.
 
 Pure functions of what `study_evidence.py` read; `study_files.py` makes documents of what comes out. Texts are as people
 typed them: whoever shows them escapes them.
@@ -18,9 +18,9 @@ from fp8dash.report.study_evidence import Evidence
 from fp8dash.stats import FEWEST_WINDOWS, Outcome
 
 BY_INTERVAL = (
-    "Paired bootstrap intervals over windows, each at the level of its verdict, so that all pairs together hold with "
-    "95 % (Holm). Tied: the interval holds zero and nothing larger than the lowest KLD itself. Too few windows: it "
-    "holds zero and larger differences too."
+    "Paired bootstrap intervals over windows, adjusted so that all of them hold together at 95 % (Holm). Tied: the "
+    "interval contains zero and nothing larger than the lowest KLD itself. Too few windows: it contains zero and "
+    "larger differences too."
 )
 
 
@@ -69,7 +69,7 @@ def written(evidence: Evidence) -> WriteUp:
 
 
 def _by_windows(evidence: Evidence) -> WriteUp:
-    """Answered by a metric that each window has: who is best, and who is tied with it."""
+    """Answered by a metric that each window has: which recipe is best, and which are tied with it."""
     judged, others = _judged(evidence)
     rows = _ordered(evidence, judged)
     question = evidence.question
@@ -135,7 +135,7 @@ def _smallest(judged: Contest) -> str:
         return ""
     least = [row for row in rows if round(row.bits_per_weight or 0.0, 3) == bits[0]]
     best = min(least, key=lambda row: row.kld or 0.0)
-    return f"Fewest bits: {best.name}, {best.bits_per_weight:.2f} a cast weight, at KLD {three(best.kld)} nats."
+    return f"Fewest bits: {best.name}, {best.bits_per_weight:.2f} per cast weight, at KLD {three(best.kld)} nats."
 
 
 def _fastest(judged: Contest) -> str:
@@ -147,7 +147,7 @@ def _fastest(judged: Contest) -> str:
     return (
         f"Fastest GEMMs: {measured}"
         if (best.gemm_speedup or 0.0) > 1
-        else f"No GEMMs are faster than BF16’s; nearest: {measured}"
+        else f"No GEMMs are faster than BF16’s; the closest: {measured}"
     )
 
 
@@ -163,25 +163,25 @@ def _limits(evidence: Evidence, judged: Contest, others: Sequence[Standing]) -> 
     sentences = list(_unfinished(evidence))
     if judged.leader and any(rival.difference and rival.difference.low is None for rival in judged.rivals):
         count = judged.leader.windows
-        sentences.append(f"{count} windows give no interval: {FEWEST_WINDOWS} at least are needed. Queue more of them.")
+        sentences.append(f"{count} windows give no interval: at least {FEWEST_WINDOWS} are needed. Queue more of them.")
     if judged.leader and others:
         unlike = {row.backend for row in others} != {judged.leader.backend}
         advice = " The backend “emulated” takes every recipe." if unlike else ""
         sentences.append(f"Not ranked with the rest: {listed([row.name for row in others])}.{advice}")
     sentences += evidence.unlike
     if partly := [row.name for row in evidence.rows if row.is_partly_cast]:
-        sentences.append(f"Applied to a part of the model only, and not ranked: {listed(partly)}.")
+        sentences.append(f"Applied to only a part of the model, so not ranked: {listed(partly)}.")
     metric = METRICS[evidence.question.metric]
     bare = [row for row in evidence.rows if _takes_part(row) and not is_measured(row, metric.name)]
     if bare:
-        sentences.append(f"{listed([row.name for row in bare])}: no {metric.title}, or one that is not a number.")
+        sentences.append(f"{listed([row.name for row in bare])}: {metric.title} is missing or not a number.")
     if judged.rows and all(row.gemm_speedup is None for row in judged.rows):
-        sentences.append("No native kernel was timed here: speed is not known.")
+        sentences.append("No native kernel was timed here, so speed is not known.")
     return (*sentences, *_scope(judged.rows))
 
 
 def _unfinished(evidence: Evidence) -> list[str]:
-    """Runs that are on the way, that ended without an answer, and that there are none of."""
+    """Runs that are unfinished, that ended without an answer, or that do not exist yet."""
     sentences = []
     if rows := [row for row in evidence.rows if row.state in ACTIVE]:
         sentences.append(
@@ -204,9 +204,9 @@ def _elsewhere(rows: Sequence[Standing]) -> list[str]:
         key = (row.model, row.model_hash[:12], row.corpus, row.corpus_hash[:12])
         contents.setdefault(key, []).append(f"{row.name} ({row.run})")
     return [
-        f"Left out, since they measured other contents than the newest run (model {model}, SHA-256 "
-        f"{model_hash or 'unknown'}; text {corpus}, {corpus_hash or 'unknown'}): {listed(names)}. Queue them again to "
-        "measure what is there now."
+        f"Left out, since they measured different contents than the newest run (model {model}, SHA-256 "
+        f"{model_hash or 'unknown'}; text {corpus}, {corpus_hash or 'unknown'}): {listed(names)}. Queue them again "
+        "to measure the current contents."
         for (model, model_hash, corpus, corpus_hash), names in contents.items()
     ]
 
@@ -216,8 +216,8 @@ def _scope(rows: Sequence[Standing]) -> list[str]:
         return []
     one = rows[0]
     setting = f"{one.windows} windows of {one.window_length} tokens"
-    where = f"one model, {one.model}, on one text, {one.corpus} ({setting}), on {one.device or 'a device not told'}"
-    return [f"This is {where}. Another model or text may answer otherwise."]
+    where = f"one model, {one.model}, on one text, {one.corpus} ({setting}), on {one.device or 'an unknown device'}"
+    return [f"This is {where}. Another model or text may give another answer."]
 
 
 def _ordered(evidence: Evidence, judged: Contest) -> tuple[Standing, ...]:
@@ -227,11 +227,11 @@ def _ordered(evidence: Evidence, judged: Contest) -> tuple[Standing, ...]:
 
 
 def _table(evidence: Evidence, judged: Contest, rows: Sequence[Standing]) -> Table:
-    """A row a run: the deciding metric, the difference from the best, what else the question looks at."""
+    """One row per run: the deciding metric, the difference from the best, what else the question looks at."""
     metric = METRICS[evidence.question.metric]
     beside = [METRICS[name] for name in evidence.question.beside]
     extras = evidence.question.extras
-    titles = ("Recipe", heading(metric), "Minus the lowest (nats)", *map(heading, beside))
+    titles = ("Recipe", heading(metric), "Difference from the lowest (nats)", *map(heading, beside))
     lines = [
         (
             row.name, shown(metric, getattr(row, metric.name)), _behind(judged, row),
@@ -273,7 +273,7 @@ def _by_parts(evidence: Evidence) -> WriteUp:
         tuple(_parts_reason(row, ranked[row.run]) for row in rows), (*limits, *_scope(rows)),
         _parts_table(rows, ranked), "KLD, cast alone (nats)",
         tuple(_part_bar(row, part) for row in rows for part in ranked[row.run][:NAMED]), evidence.rows,
-        "Each kind of Linear cast alone, emulated, then everything but it; KLD over the first two windows.",
+        "Each kind of Linear cast alone, emulated, then all others without it; KLD over the first two windows.",
     )  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def _range(values: Sequence[float]) -> str:
 def _parts_reason(row: Standing, parts: Sequence[Sensitivity]) -> str:
     worst, least = parts[0], parts[-1]
     total = sum(part.alone_kld for part in parts)
-    share = f", {100 * worst.alone_kld / total:.0f} % of the parts’ sum" if total > 0 else ""
+    share = f", {100 * worst.alone_kld / total:.0f} % of the sum over parts" if total > 0 else ""
     return (
         f"{row.name}: {worst.group} {three(worst.alone_kld)} nats{share}; {least.group} costs least, "
         f"{three(least.alone_kld)}."
@@ -306,7 +306,7 @@ def _parts_reason(row: Standing, parts: Sequence[Sensitivity]) -> str:
 
 
 def _parts_table(rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]]) -> Table:
-    titles = ("Recipe", "Part", "KLD, cast alone (nats)", "KLD, all but it (nats)", "Bits/weight", "Parameters")
+    titles = ("Recipe", "Part", "KLD, cast alone (nats)", "KLD, all others cast (nats)", "Bits/weight", "Parameters")
     return Table(
         (*titles, "Kept in the mixed recipe"),
         tuple(

@@ -1,6 +1,6 @@
 """What is stored about a study: its own runs, those of other studies that answer the rest, and what is still missing.
 
-No streamlit, no words: `study.py` makes an answer of it.
+No streamlit, no wording: `study.py` makes an answer of it.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,8 @@ class Evidence:
 
 
 def plan(store: Store, requests: Sequence[Request], present: Content = Content()) -> StudyPlan:
-    """What is there of these requests, so that nothing is measured twice, and nothing taken for what it is not.
+    """Which of these requests are answered already, so that nothing is measured twice and nothing is mistaken for
+    another.
 
     `present` is what lies at the paths now, where the caller has read it; the store knows what runs found there. Runs
     of other contents are measured again.
@@ -114,7 +115,7 @@ def _of_others(store: Store, question: Question, own: Sequence[Run]) -> tuple[Ru
 
 
 def of_runs(store: Store, question: Question, run_ids: Sequence[str], *, reused: Sequence[str] = ()) -> Evidence:
-    """What these runs say on a question; ids of no run are passed over."""
+    """What these runs say about a question; unknown ids are skipped."""
     every = comparison.standings(store, states=STATES, ids=run_ids)
     rows, elsewhere = _of_one_content(every)
     finished = [row for row in rows if row.state == FINISHED]

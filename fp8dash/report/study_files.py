@@ -1,4 +1,4 @@
-"""A write-up as a document: Markdown, HTML that needs nothing else, CSV. What people typed is escaped here."""
+"""A write-up as a document: Markdown, self-contained HTML, CSV. What people typed is escaped here."""
 
 import html
 import math
@@ -31,7 +31,7 @@ svg path {{stroke: var(--accent); stroke-width: 1.5; fill: none;}}
 
 
 def to_markdown(study: WriteUp) -> str:
-    """A document to paste into a review: nothing that was typed becomes markup."""
+    """A document to paste into a review: nothing that users typed becomes markup."""
     lines = [f"# {_marked(study.title)}", "", f"**{_marked(study.headline)}.**", ""]
     lines += [_marked(study.why), ""] if study.why else []
     lines.append("| " + " | ".join(map(_marked, study.table.titles)) + " |")
@@ -44,7 +44,7 @@ def to_markdown(study: WriteUp) -> str:
 
 
 def to_html(study: WriteUp) -> str:
-    """One page that needs nothing else: no script, no request, its figure drawn in it."""
+    """One self-contained page: no script, no request, its figure drawn in it."""
     head = "".join(f"<th>{_safe(title)}</th>" for title in study.table.titles)
     body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>" for row in study.table.rows)
     parts = [f"<h1>{_safe(study.headline)}</h1>", f'<p class="asked">{_safe(study.title)} {_safe(study.why)}</p>']

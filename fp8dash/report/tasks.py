@@ -1,7 +1,7 @@
 """Tasks of lm-eval over several runs: each metric's values, and the differences document by document. No streamlit.
 
 Differences are taken over the same documents only: runs whose task, prompts, shots, limit or lm-eval differ are shown
-and not compared, and it is said what differs.
+but not compared, with what differs.
 """
 
 from collections.abc import Sequence
@@ -95,9 +95,9 @@ def _unlike(task: str, a: TaskScore, b: TaskScore, left: Sequence[TaskItem], rig
     if a.method != b.method:
         return f"{task} is not compared: “{b.method}” and “{a.method}” are different methods."
     if len(left) != len(right):
-        return f"{task} is not compared: it was scored on {len(right):,} and on {len(left):,} documents."
+        return f"{task} is not compared: one run scored {len(right):,} documents, the other {len(left):,}."
     if not left:
-        return f"{task} is not compared: lm-eval keeps no score by document that this number would be the mean of."
+        return f"{task} is not compared: lm-eval stores no per-document score whose mean is this number."
     if apart := sum(x.digest != y.digest for x, y in zip(left, right, strict=True)):
         return f"{task} is not compared: {apart:,} of {len(left):,} documents, prompts or targets differ."
     return ""

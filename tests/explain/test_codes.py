@@ -61,7 +61,7 @@ def test_kinds_say_what_a_code_is(fmt):
         assert kinds.count("zero") == 1 + fmt.negative_zero
         assert kinds.count("subnormal") == 2 * ((1 << fmt.mantissa_bits) - 1)
     else:
-        assert kinds.count("integer, left unused") == 1
+        assert kinds.count("integer, unused") == 1
 
 
 def test_fates_are_told_apart():

@@ -159,7 +159,7 @@ def test_a_run_that_stopped_early_is_compared_on_the_windows_that_both_read_and_
     assert {first.windows, second.windows} == {8, 4} and first.group != second.group
     compared = comparison.comparison(store, [a, b])
     assert next(v for v in compared.verdicts if v.metric.name == "kld").best == (0,)
-    assert "Different windows: their perplexities are not on one scale." in compared.unlike
+    assert "Different windows: their perplexities are not on the same scale." in compared.unlike
 
 
 def test_a_run_whose_interval_reaches_the_noise_floor_is_as_bf16(store):
@@ -241,7 +241,7 @@ def test_runs_made_by_unlike_software_are_said_to_be(store):
         "Different commits of fp8dash: aaaaaaaaaaaa, bbbbbbbbbbbb.",
         "Different numbers of threads: 2, 4.",
     )
-    assert comparison.comparison(store, [runs[0], runs[2]]).unlike == ()  # what was not told is no difference
+    assert comparison.comparison(store, [runs[0], runs[2]]).unlike == ()  # an unknown value is no difference
 
 
 def test_too_few_too_many_or_unknown_runs_are_refused(store):
@@ -265,7 +265,7 @@ def test_runs_of_one_path_whose_contents_differ_are_never_paired_nor_ranked_toge
     by_window = [v for v in compared.verdicts if v.metric.name in ("kld", "ln_ppl_diff", "ppl", "top1")]
     assert all(not verdict.best and verdict.why for verdict in by_window)
     (sentence,) = compared.unlike
-    assert sentence.startswith(f"Different {what} under one name") and "other" in sentence
+    assert sentence.startswith(f"Different {what} under the same name") and "other" in sentence
     assert len({(group.model_hash, group.corpus_hash) for group in store.groups()}) == 2
 
 

@@ -46,7 +46,7 @@ def test_only_batches_that_two_runs_share_are_judged():
     [
         ({"device": CPU}, f"on another device: {CPU}, not {H200}"),
         ({"method": "v2"}, "by another method: v2, not v1"),
-        ({"weights": "c0ff", "model": "demo (c0ff)"}, "of another model: demo (c0ff), not demo (5f1d)"),
+        ({"weights": "c0ff", "model": "demo (c0ff)"}, "on another model: demo (c0ff), not demo (5f1d)"),
         ({"way": "eager"}, "decoded another way: eager, not 128 tokens in"),
     ],
 )

@@ -31,11 +31,11 @@ def text(rows, claim, extras=None):
 
 CASES = {
     6: ([row("FP8_E5M2", 0.1), row("FP8_DYNAMIC", 0.04)], "0.100 nats (KLD), 2.50× FP8_DYNAMIC’s 0.0400"),
-    8: ([row("MXFP8", bits_per_weight=8.25)], "8.250 bits a cast weight: scales add 3.12 %"),
+    8: ([row("MXFP8", bits_per_weight=8.25)], "8.250 bits per cast weight: scales add 3.12 %"),
     9: ([row("FP8_DYNAMIC", bits_per_weight=8.0078125)], "scales add 0.0977 %"),
     10: ([row("FP8_BLOCK", bits_per_weight=8.001953125)], "scales add 0.0244 %"),
     11: ([row("INT8_TENSOR", 1.2), row("INT8", 0.03), row("FP8_TENSOR", 0.033), row("FP8_DYNAMIC", 0.03)],
-         "one a row: 40.00× the KLD of INT8, 1.10× that of E4M3"),
+         "instead of per row: 40.00× the KLD for INT8, 1.10× for E4M3"),
     13: ([row(HEAD, 0.05), row("FP8_DYNAMIC", 0.03)], "KLD 0.0500 instead of 0.0300"),
     15: ([row(ATTENTION, 0.01)], "attn=e4m3fn/tensor: KLD 0.0100"),
     19: ([row("FP8_DYNAMIC", backend="native", device="H200", device_kind="cuda", gemm_speedup=1.55)],

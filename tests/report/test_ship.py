@@ -42,9 +42,9 @@ def test_speed_decides_only_where_something_is_faster_than_bf16(times, ships, by
 
 def test_the_answer_says_why_speed_did_not_decide():
     slow = decide(ROWS, LIMIT, measured({"INT8": 0.79}))
-    assert "smallest within the budget, as none that was timed is faster than BF16" in evidence(slow)
+    assert "smallest within the budget, since no timed recipe is faster than BF16" in evidence(slow)
     assert "speed not known" in title(slow, "demo", HERE)
-    assert "as no speed is known" in evidence(decide(ROWS, LIMIT, {}))
+    assert "since no speed is known" in evidence(decide(ROWS, LIMIT, {}))
     assert "fastest within the budget" in evidence(decide(ROWS, LIMIT, measured({"INT8": 1.7})))
 
 
@@ -55,7 +55,7 @@ def test_a_prediction_is_never_said_as_if_it_were_measured():
     )
     assert "fastest within the budget, as predicted" in evidence(decision)
     slow = decide(ROWS, LIMIT, {"INT8": SpeedUp(1.0, "predicted", 32)})
-    assert "smallest within the budget, as none is predicted to be faster than BF16" in evidence(slow)
+    assert "smallest within the budget, since no recipe is predicted to be faster than BF16" in evidence(slow)
 
 
 def test_a_recipe_without_loss_is_shipped_before_one_with_some():

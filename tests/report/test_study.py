@@ -51,7 +51,7 @@ def test_a_tie_is_called_a_tie_and_the_next_is_beyond_it(store):
     a, b = run(store, "FP8_BLOCK", 0.0200), run(store, "INT8", 0.0201, jitter=-1.0)
     both = write_up_of(store, a, b)
     assert both.headline.startswith(
-        "FP8_BLOCK and INT8 are tied: KLD 0.0200 to 0.0201 nats; they differ by +0.000100 [−"
+        "FP8_BLOCK and INT8 are tied: KLD 0.0200 to 0.0201 nats; they differ by at most +0.000100 [−"
     )
     three = write_up_of(store, a, b, run(store, "FP8_TENSOR", 0.05))
     assert three.headline.startswith("FP8_BLOCK and INT8 are tied for the least loss: KLD 0.0200 to 0.0201 nats")
@@ -75,7 +75,7 @@ def test_too_few_windows_make_no_winner(store):
     write_up = write_up_of(store, run(store, "FP8_BLOCK", 0.02, windows=3), run(store, "INT8", 0.09, windows=3))
     assert write_up.headline.startswith("FP8_BLOCK has the lowest KLD 0.0200 nats, but ")
     assert "windows are too few to tell it from INT8" in write_up.headline
-    assert any("windows give no interval: 4 at least are needed" in limit for limit in write_up.limits)
+    assert any("windows give no interval: at least 4 are needed" in limit for limit in write_up.limits)
 
 
 def test_nothing_finished_is_no_answer_and_what_is_on_the_way_is_said(store):
@@ -110,7 +110,7 @@ def test_backends_are_not_ranked_together(store):
 def test_a_divergence_that_is_no_number_never_wins(store):
     write_up = write_up_of(store, run(store, "FP8_BLOCK", 0.02), finished(store, "INT8", kld=float("nan")))
     assert write_up.headline.startswith("FP8_BLOCK costs KLD 0.0200 nats; no other recipe")
-    assert "INT8: no KLD, or one that is not a number." in write_up.limits
+    assert "INT8: KLD is missing or not a number." in write_up.limits
 
 
 def test_a_study_takes_in_identical_runs_of_other_studies_and_nothing_else(store):
@@ -151,7 +151,7 @@ def test_sensitive_parts_are_ranked_by_what_they_cost_alone(store):
     ids = [finished(store, recipe, cells=parts) for recipe in ("FP8_DYNAMIC", "INT8")]
     write_up = write_up_of(store, *ids, question=QUESTIONS["sensitivity"])
     assert write_up.headline == "down costs most in all 2 recipes: 0.0200 nats cast alone"
-    assert write_up.reasons[0] == "FP8_DYNAMIC: down 0.0200 nats, 80 % of the parts’ sum; q costs least, 0.00500."
+    assert write_up.reasons[0] == "FP8_DYNAMIC: down 0.0200 nats, 80 % of the sum over parts; q costs least, 0.00500."
     assert any("no interval" in limit for limit in write_up.limits)
 
 

@@ -65,9 +65,9 @@ def test_perplexities_differ_by_their_logarithms_weighted_by_words(store):
     ("other", "pattern"),
     [
         (choices([True] * 8, method=METHOD.replace("0-shot", "5-shot")), "0-shot.*5-shot.*different methods"),
-        (choices([True] * 6), "scored on 8 and on 6 documents"),
+        (choices([True] * 6), "one run scored 8 documents, the other 6"),
         (choices([True] * 8, digest="e{}"), "8 of 8 documents, prompts or targets differ"),
-        (choices([True] * 8)[-2:], "scored on 8 and on 0 documents"),
+        (choices([True] * 8)[-2:], "one run scored 8 documents, the other 0"),
     ],
 )
 def test_unlike_scores_are_shown_and_not_compared_and_the_difference_is_named(store, other, pattern):
@@ -79,7 +79,7 @@ def test_unlike_scores_are_shown_and_not_compared_and_the_difference_is_named(st
 
 def test_a_number_that_is_no_mean_over_documents_is_not_compared(store):
     (line,) = line_of(store, choices([True])[-2:], choices([True])[-2:])
-    assert line.differences == (None, None) and "keeps no score by document" in line.unlike[0]
+    assert line.differences == (None, None) and "stores no per-document score" in line.unlike[0]
 
 
 def test_runs_without_the_task_are_blank_and_not_a_reason_for_anything(store):

@@ -73,9 +73,9 @@ def test_the_leaderboard_answers_first(ids: dict[str, str]) -> None:
 
 def test_the_answer_says_why_each_other_recipe_lost(ids: dict[str, str]) -> None:
     text = page_text(opened("leaderboard")).replace("\\", "")
-    assert "| INT8_TENSOR | 1.21 | 1.83 | over the budget: KLD 1.21 nats, at most 0.0500 |" in text
+    assert "| INT8_TENSOR | 1.21 | 1.83 | over budget: KLD 1.21 nats, limit 0.0500 |" in text
     assert "| FP8_TENSOR | 0.0322 | 0.42 | slower: 0.42× BF16, not 1.71× |" in text
-    assert "| MXFP8 | 0.0172 | — | no speed is known for it on this target |" in text
+    assert "| MXFP8 | 0.0172 | — | its speed on this target is not known |" in text
 
 
 def test_the_budget_and_the_target_of_a_link_decide(ids: dict[str, str]) -> None:
@@ -91,7 +91,10 @@ def test_the_budget_and_the_target_of_a_link_decide(ids: dict[str, str]) -> None
 
 @pytest.mark.parametrize(
     ("batch", "decides"),
-    [(1, "fastest within the budget, as predicted"), (64, "smallest within the budget, as none is predicted to be")],
+    [
+        (1, "fastest within the budget, as predicted"),
+        (64, "smallest within the budget, since no recipe is predicted to be"),
+    ],
 )
 def test_an_accelerator_that_nobody_measured_is_predicted_and_says_so(
     batch: int, decides: str, ids: dict[str, str]
