@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from db.rows import State
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.errors import InvalidChoice
 
-BASELINE = "BF16"  # the preset that casts nothing
-BASELINE_BACKEND = "baseline"
+BASELINE_PRESET = "BF16"  # the preset that casts nothing
 MOST_UNCAST = 0.1  # of the blocks' matrix weights: beyond it a row says that the recipe was applied in part
 
 
@@ -19,7 +19,7 @@ class Standing:
     model: str
     recipe: str
     preset: str | None
-    state: str
+    state: State
     owner: str
     backend: str | None
     device: str | None
@@ -65,7 +65,7 @@ class Standing:
     @property
     def is_baseline(self) -> bool:
         """True for the unquantized run."""
-        return self.preset == BASELINE
+        return self.preset == BASELINE_PRESET
 
     @property
     def is_partly_cast(self) -> bool:

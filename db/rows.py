@@ -3,21 +3,19 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.request import Request
 from fp8dash.choose.studies import Question
 
-QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = (
-    "queued",
-    "running",
-    "finished",
-    "failed",
-    "cancelled",
-)
-
-
+State = Literal["queued", "running", "finished", "failed", "cancelled"]
+QUEUED: State = "queued"
+RUNNING: State = "running"
+FINISHED: State = "finished"
+FAILED: State = "failed"
+CANCELLED: State = "cancelled"
+STATES: tuple[State, ...] = get_args(State)
 ACTIVE = (QUEUED, RUNNING)
 
 
@@ -34,7 +32,7 @@ class Run:
     preset: str | None
     corpus: str
     request: Request
-    state: str
+    state: State
     attempt: int
     stage: str | None
     stage_share: float
@@ -83,7 +81,7 @@ class Worker:
     host: str
     slot: int
     pid: int
-    state: str
+    state: State
     device: str | None
     device_kind: str | None
     device_facts: dict[str, Any]

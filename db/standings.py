@@ -14,10 +14,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db.board import BASELINE_BACKEND, MOST_UNCAST, Choice, Facets, Group, Standing
+from db.board import MOST_UNCAST, Choice, Facets, Group, Standing
+from db.rows import FINISHED, State
 from db.tables import MeasurementTable, RunTable, StandingTable, StudyTable, WindowTable
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.choose.records import BASELINE
 from fp8dash.errors import InvalidChoice
 from fp8dash.stats import paired_difference
 
@@ -64,7 +66,7 @@ def stand(session: Session, run_id: str) -> None:
         "device_kind": run.device_kind,
         **_request_columns(run, method, read),
     }
-    changed["finished_at"] = run.finished_at if run.state == "finished" else None
+    changed["finished_at"] = run.finished_at if run.state == FINISHED else None
     for column, value in (values | changed).items():
         setattr(row, column, value)
 
@@ -178,7 +180,7 @@ def front(session: Session, choice: Choice, x: str, better: str) -> list[Standin
     column = getattr(StandingTable, x)
     value = -column if better == "lower" else column
     before = func.max(value).over(order_by=(_divergence(), value.desc()), rows=(None, -1))
-    rankable = (StandingTable.kld <= LARGEST, StandingTable.backend != BASELINE_BACKEND, column.is_not(None))
+    rankable = (StandingTable.kld <= LARGEST, StandingTable.backend != BASELINE, column.is_not(None))
     judged = select(StandingTable.run_id, value.label("value"), before.label("before"))
     judged = judged.where(*_where(choice), *rankable)
     inner = judged.subquery("judged")
@@ -206,7 +208,7 @@ def _ranks(choice: Choice) -> Select[str, int]:
     s = StandingTable
     rank = func.rank().over(partition_by=(s.group_key, s.backend), order_by=_divergence()).label("rank")
     ranked: Select[str, int] = select(s.run_id, rank).where(
-        s.finished_at.is_not(None), s.kld <= LARGEST, s.backend.is_not(None), s.backend != BASELINE_BACKEND
+        s.finished_at.is_not(None), s.kld <= LARGEST, s.backend.is_not(None), s.backend != BASELINE
     )
     ranked = ranked.where(or_(s.uncast_share.is_(None), s.uncast_share <= MOST_UNCAST, *_leaving_out()))
     if choice.groups:
@@ -230,7 +232,7 @@ def _where(choice: Choice) -> list[ColumnElement[bool]]:
     conditions += [s.words.contains(word, autoescape=True) for word in choice.search.lower().split()]
     if choice.ids is not None:
         conditions.append(s.run_id.in_(choice.ids))
-    if choice.states == ("finished",):
+    if choice.states == (FINISHED,):
         conditions.append(s.finished_at.is_not(None))
     elif choice.states:
         conditions.append(s.run_id.in_(select(RunTable.id).where(RunTable.state.in_(choice.states))))
@@ -258,7 +260,7 @@ _ROW = (
 )
 
 
-def _standing(row: Any, state: str = "finished", error: str | None = None, rank: int | None = None) -> Standing:
+def _standing(row: Any, state: State = FINISHED, error: str | None = None, rank: int | None = None) -> Standing:
     return Standing(
         run=row.run_id, state=state, error=error, rank=rank, group=row.group_key, created=_iso(row.created_at),
         finished=_iso(row.finished_at), note_at=_iso(row.note_at), model_hash=row.model_hash or "",

@@ -22,7 +22,7 @@ from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
-from fp8dash.choose.records import PREPARING, Layer, Progress, Row, StageResult
+from fp8dash.choose.records import BASELINE, EMULATED, PREPARING, Layer, Progress, RanBy, Row, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.choose.windows import Reading
 from fp8dash.errors import CorpusError, Fp8dashError, ModelError
@@ -50,7 +50,7 @@ from fp8dash.model.load import LoadedModel, check_tokens, find_device, load, loc
 from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
 from fp8dash.model.reading import CHUNK, WHOLE, chunk_of
-from fp8dash.model.swap import EMULATED, cast_model, planned
+from fp8dash.model.swap import cast_model, planned
 from fp8dash.model.trust import own_code
 from fp8dash.places import tasks_dir
 
@@ -94,7 +94,7 @@ class Bench:
     prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
     needle_baseline: list[Answer] = field(init=False)
     observed: Observed | None = None  # from sensitivity or quantize, whichever is first
-    backend: str = ""  # from quantize
+    backend: RanBy = BASELINE  # from quantize
     tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
 

@@ -17,6 +17,14 @@ Better = Literal["lower", "higher", ""]  # which direction of a number is better
 LOWER: Better = "lower"
 HIGHER: Better = "higher"
 NEITHER: Better = ""
+RanBy = Literal["baseline", "native", "emulated", "simulated", "mixed", "kept", "arithmetic"]
+BASELINE: RanBy = "baseline"  # the unquantized model
+NATIVE: RanBy = "native"  # a kernel that multiplies codes
+EMULATED: RanBy = "emulated"  # decoded operands in the model's precision
+SIMULATED: RanBy = "simulated"  # products added as a tensor core adds them
+MIXED: RanBy = "mixed"  # some of the layers by one, some by another
+KEPT: RanBy = "kept"  # a layer that no cast was meant for
+ARITHMETIC: RanBy = "arithmetic"  # counted; nothing was run
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Measurement:
     unit: str
     better: Better
     method: str
-    backend: str
+    backend: RanBy
     label: str = ""  # what it is of, where a name stands for several ("M=16")
     note: str = ""
     batch: int | None = None  # of decoding, as are the next three: requests at once
@@ -65,7 +73,7 @@ class Layer:
     rows: int
     cols: int
     cast: str  # the weight cast's text; empty where the weight was kept
-    backend: str  # "native", "emulated" or "kept"
+    backend: RanBy
     reason: str
     bits_per_weight: float
     sqnr_db: float | None = None  # None: no error to divide by

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import LOWER, NEITHER, Measurement
+from fp8dash.choose.records import ARITHMETIC, LOWER, NEITHER, Measurement, RanBy
 from fp8dash.model.calibration import scales
 from fp8dash.quant.kv_cache import SCALES
 
@@ -15,14 +15,14 @@ def calibrated(model: Any, recipe: Recipe) -> Iterator[Measurement]:
     """The scale of each Linear's input that calibration made, and of each layer's keys and values."""
     for name, scale in scales(model):
         note = scale.cast.when.meaning
-        yield Measurement("activation_scale", scale.present, "", NEITHER, METHOD, "arithmetic", name, note)
+        yield Measurement("activation_scale", scale.present, "", NEITHER, METHOD, ARITHMETIC, name, note)
     for index, pair in enumerate(getattr(model, SCALES, ())):
         for what, scale in zip(("keys", "values"), pair, strict=True):
             label, note = f"layer {index} {what}", recipe.kv.provenance if recipe.kv else ""
-            yield Measurement("kv_scale", float(scale.amax()), "", NEITHER, METHOD, "arithmetic", label, note)
+            yield Measurement("kv_scale", float(scale.amax()), "", NEITHER, METHOD, ARITHMETIC, label, note)
 
 
-def clipped(model: Any, backend: str) -> Iterator[Measurement]:
+def clipped(model: Any, backend: RanBy) -> Iterator[Measurement]:
     """The share of activations beyond the largest code in the windows just measured: of each input, then of all."""
     beyond = elements = 0.0
     for name, scale in scales(model):
@@ -34,5 +34,5 @@ def clipped(model: Any, backend: str) -> Iterator[Measurement]:
         yield _clipped(beyond / elements, backend, "")
 
 
-def _clipped(share: float, backend: str, label: str) -> Measurement:
+def _clipped(share: float, backend: RanBy, label: str) -> Measurement:
     return Measurement("activation_clipped", share, "share", LOWER, METHOD, backend, label)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, StaticCache
 
-from fp8dash.choose.records import HIGHER, LOWER, Better, Measurement, Progress
+from fp8dash.choose.records import BASELINE, HIGHER, LOWER, NATIVE, Better, Measurement, Progress, RanBy
 from fp8dash.errors import ModelError
 from fp8dash.measure.nvml import energy_joules
 
 METHOD = "greedy loop over the model, random token ids, v1"
-TIMED = ("baseline", "native")  # backends whose times mean something
+TIMED = (BASELINE, NATIVE)  # backends whose times mean something
 PROMPT, STEPS = 128, 64  # tokens in and tokens out
 PASSES, BUDGET_S, WARM_STEPS = 3, 20.0, 3  # passes for one batch: fewer where they take longer, never none
 PERCENTILES = {"itl_ms": 50, "itl_ms_p90": 90, "itl_ms_p99": 99}
@@ -40,7 +40,7 @@ class Timing:
 
 
 def decode(
-    model: Any, context: int, batches: Sequence[int], backend: str, seed: int
+    model: Any, context: int, batches: Sequence[int], backend: RanBy, seed: int
 ) -> Iterator[Progress | Measurement]:
     """Progress, then each batch's measurements; one without a value and with the reason where any part is emulated.
 
@@ -185,7 +185,7 @@ def _wait(where: torch.device) -> None:
         torch.cuda.synchronize(where)
 
 
-def _measurements(timing: Timing, batch: int, length: int, backend: str) -> Iterator[Measurement]:
+def _measurements(timing: Timing, batch: int, length: int, backend: RanBy) -> Iterator[Measurement]:
     """One batch's numbers; the whole pass counts for throughput, each gap for the percentiles."""
     label = f"batch {batch}"
     note = f"{length} tokens in, {STEPS} out; {timing.how}; {len(timing.first)} passes"
@@ -208,7 +208,7 @@ def _measurements(timing: Timing, batch: int, length: int, backend: str) -> Iter
     yield measured("decode_joules_per_token", joules, "J", LOWER, why)
 
 
-def _memories(resting: float | None, peak: float | None, backend: str) -> Iterator[Measurement]:
+def _memories(resting: float | None, peak: float | None, backend: RanBy) -> Iterator[Measurement]:
     for name, value, note in (
         ("resident_memory_bytes", resting, "before the first prompt: the process on a CPU, torch's tensors on a GPU"),
         ("peak_memory_bytes", peak, "of the run so far"),

@@ -22,7 +22,7 @@ from fp8dash.choose.casts import Cast
 from fp8dash.choose.hardware import Device, KernelPath, native_path
 from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import HIGHER, LOWER, GemmPoint, Measurement, Progress
+from fp8dash.choose.records import BASELINE, EMULATED, HIGHER, LOWER, NATIVE, GemmPoint, Measurement, Progress, RanBy
 from fp8dash.model.load import DTYPE
 from fp8dash.model.parts import LINEAR, parts_of
 from fp8dash.quant.cast import codes_by, codes_of, quantize, scales_of
@@ -161,15 +161,15 @@ def _speedup(points: list[GemmPoint], recipe: Recipe, caches: Caches, label: str
     """BF16 time over cast + product time, each Linear counted as often as the model has it."""
     note = f"M={points[0].m}" if points else ""
 
-    def measured(value: float | None, backend: str, why: str) -> Measurement:
+    def measured(value: float | None, backend: RanBy, why: str) -> Measurement:
         return Measurement(caches.speedup, value, "× BF16", HIGHER, caches.method, backend, label, why)
 
     if not recipe.casts_linears:
-        return measured(1.0, "baseline", f"{note}, by definition" if note else "by definition")
+        return measured(1.0, BASELINE, f"{note}, by definition" if note else "by definition")
     if missing := _missing(points, untimed):
-        return measured(None, "emulated", missing)
+        return measured(None, EMULATED, missing)
     base, cast = _times(points, caches)
-    return measured(base / cast, "native", note)
+    return measured(base / cast, NATIVE, note)
 
 
 def _missing(points: Sequence[GemmPoint], untimed: float) -> str:
@@ -193,19 +193,19 @@ def _crossover(points: Sequence[GemmPoint], untimed: float) -> Measurement:
     sizes = sorted({point.m for point in points})
     swept = f"of M={', '.join(map(str, sizes))}"
 
-    def measured(value: float | None, backend: str, note: str) -> Measurement:
+    def measured(value: float | None, backend: RanBy, note: str) -> Measurement:
         return Measurement("gemm_crossover_m", value, "tokens", LOWER, METHOD, backend, note=note)
 
     if missing := _missing(points, untimed):
-        return measured(None, "emulated", missing)
+        return measured(None, EMULATED, missing)
     faster = []
     for m in sizes:
         base, cast = _times([point for point in points if point.m == m], WARM)
         faster += [m] if cast < base else []
     if not faster:
-        return measured(None, "native", f"none {swept}: the cast and the product take longer than BF16")
+        return measured(None, NATIVE, f"none {swept}: the cast and the product take longer than BF16")
     slower = [m for m in sizes if m > faster[0] and m not in faster]
-    return measured(float(faster[0]), "native", swept + (f"; slower again at M={slower}" if slower else ""))
+    return measured(float(faster[0]), NATIVE, swept + (f"; slower again at M={slower}" if slower else ""))
 
 
 def _peaks(recipe: Recipe, device: Device, clock: "_Stopwatch", seed: int) -> Iterator[Measurement]:
@@ -217,7 +217,7 @@ def _peaks(recipe: Recipe, device: Device, clock: "_Stopwatch", seed: int) -> It
     if path.kernel and recipe.weights and recipe.activations:
         kernel, weight, codes = path.kernel, quantize(w, recipe.weights), quantize(x, recipe.activations)
         calls[kernel] = lambda: multiply(codes, weight, kernel, DTYPE)
-    for (label, call), backend in zip(calls.items(), ("baseline", "native"), strict=False):
+    for (label, call), backend in zip(calls.items(), (BASELINE, NATIVE), strict=False):
         (sampled,) = clock.sampled([call], FEWEST, FEWEST)
         rate, note = 2 * size**3 / sampled.best / 1e6, f"M = N = K = {size:,}"
         yield Measurement("peak_tflops", rate, "TFLOPS", HIGHER, METHOD_PEAK, backend, label, note)
@@ -225,7 +225,7 @@ def _peaks(recipe: Recipe, device: Device, clock: "_Stopwatch", seed: int) -> It
     target = torch.empty_like(source)
     (copied,) = clock.sampled([lambda: target.copy_(source)], FEWEST, FEWEST)
     rate, note = 2 * source.nbytes / copied.best / 1e3, f"{source.nbytes >> 20} MiB read and written"
-    yield Measurement("peak_gb_per_s", rate, "GB/s", HIGHER, METHOD_PEAK, "baseline", "copy", note)
+    yield Measurement("peak_gb_per_s", rate, "GB/s", HIGHER, METHOD_PEAK, BASELINE, "copy", note)
 
 
 class _Stopwatch:

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, E5M2
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement, Progress
+from fp8dash.choose.records import BASELINE, HIGHER, LOWER, NEITHER, Better, Measurement, Progress
 from fp8dash.choose.scaling import TENSOR
 from fp8dash.errors import NotFinite
 from fp8dash.model.parts import linears_of
@@ -127,7 +127,7 @@ def _rows(name: str, layer: LayerGradient) -> Iterator[Measurement]:
     def measured(what: str, value: float | None, unit: str, better: Better) -> Measurement:
         value, note = (None, layer.missing) if layer.missing else (value, "")
         note = "no error to divide by" if value is None and not note else note
-        return Measurement(f"gradient_{what}", value, unit, better, METHOD, "baseline", name, note)
+        return Measurement(f"gradient_{what}", value, unit, better, METHOD, BASELINE, name, note)
 
     for fmt, sums in layer.errors.items():
         yield measured(f"sqnr_db_{fmt}", sums.sqnr_db, "dB", HIGHER)

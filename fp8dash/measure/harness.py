@@ -27,7 +27,7 @@ from lm_eval.tasks import TaskManager
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.catalog import OWN_TASKS
 from fp8dash.choose.measurements import TaskNumber
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, TaskItem
+from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Measurement, Progress, RanBy, TaskItem
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
 from fp8dash.model.chat import frame_of
 from fp8dash.model.load import LoadedModel, check_tokens
@@ -82,7 +82,7 @@ class Asking:
 
 
 def harness(
-    loaded: LoadedModel, tasks_by_name: dict[str, Any], asking: Asking, backend: str, kv: KvCast | None = None
+    loaded: LoadedModel, tasks_by_name: dict[str, Any], asking: Asking, backend: RanBy, kv: KvCast | None = None
 ) -> Iterator[Progress | TaskItem | Measurement]:
     """Progress, then each task's items and measurements.
 
@@ -225,7 +225,7 @@ def _answered(
     return [request.args for request in requests], answers
 
 
-def _rows(task: str, results: Json, how: dict[str, str], backend: str) -> Iterator[TaskItem | Measurement]:
+def _rows(task: str, results: Json, how: dict[str, str], backend: RanBy) -> Iterator[TaskItem | Measurement]:
     """A task's items, then its numbers with their standard errors; a group of tasks has numbers alone."""
     samples = results["samples"].get(task, [])
     method = METHOD.format(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from fp8dash.choose.casts import KvCast
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement, Progress
+from fp8dash.choose.records import ARITHMETIC, BASELINE, HIGHER, LOWER, NEITHER, Better, Measurement, Progress, RanBy
 from fp8dash.errors import NotFinite
 from fp8dash.measure.divergence import Comparer, predictions_by
 from fp8dash.measure.kept import keep, kept, name_of
@@ -71,7 +71,7 @@ def kv_memory(model: Any, kv: KvCast, tokens: int) -> Iterator[Measurement]:
     scales = _bytes(cache, "key_scales", "value_scales")
     each = codes + (scales if kv.share == "token" else scales / tokens)  # otherwise an update has one set of them
     note = f"{kv.provenance}; one prefill of {tokens:,} tokens; uncast {whole:,} bytes"
-    yield Measurement("kv_bytes_per_token", each, "bytes", LOWER, METHOD, "arithmetic", note=note)
+    yield Measurement("kv_bytes_per_token", each, "bytes", LOWER, METHOD, ARITHMETIC, note=note)
 
 
 def kv_baseline(model: Any, windows: Tensor, folder: Path, *facts: object) -> Generator[Progress, None, Paths]:
@@ -84,13 +84,13 @@ def kv_baseline(model: Any, windows: Tensor, folder: Path, *facts: object) -> Ge
     file = folder / "baselines" / f"kv-{name_of(*where)}.safetensors"
     if stored := _read(file):
         return stored
-    made = yield from _paths(model, few, None, "baseline", [])
+    made = yield from _paths(model, few, None, BASELINE, [])
     keep(save({field.name: getattr(made, field.name).contiguous() for field in fields(made)}), file)
     return made
 
 
 def kv_paths(
-    model: Any, base_head: nn.Module, windows: Tensor, baseline: Paths, kv: KvCast | None, backend: str, seed: int
+    model: Any, base_head: nn.Module, windows: Tensor, baseline: Paths, kv: KvCast | None, backend: RanBy, seed: int
 ) -> Iterator[Progress | Measurement]:
     """Progress, then perplexity and divergence of the first windows by each way of reading, and the scales held.
 
@@ -153,7 +153,7 @@ def _means(comparer: Comparer, base_head: nn.Module, hidden: Tensor, base: Tenso
     return Means(*means)
 
 
-def _measurements(means: Sequence[Means], label: str, backend: str, note: str, seed: int) -> Iterator[Measurement]:
+def _measurements(means: Sequence[Means], label: str, backend: RanBy, note: str, seed: int) -> Iterator[Measurement]:
     """Means over windows of equal length, so means over tokens too."""
     nll, base = [w.nll for w in means], [w.baseline_nll for w in means]
     difference, count = paired_difference(nll, base, seed=seed), len(means)
@@ -170,7 +170,7 @@ def _measurements(means: Sequence[Means], label: str, backend: str, note: str, s
     yield measured("kv_top1", sum(w.top1 for w in means) / count, "share", HIGHER)
 
 
-def _scales(caches: Sequence[Cache], kv: KvCast, backend: str) -> Iterator[Measurement]:
+def _scales(caches: Sequence[Cache], kv: KvCast, backend: RanBy) -> Iterator[Measurement]:
     """The range of the scales that the caches hold, and how many are 1.0: all, where nothing was calibrated."""
     held = {
         what: torch.cat([getattr(layer, f"{name}_scales").flatten() for cache in caches for layer in cache.layers])

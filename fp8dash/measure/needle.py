@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fp8dash.choose.casts import KvCast
-from fp8dash.choose.records import HIGHER, NEITHER, Better, Measurement, NeedleCell, Progress
+from fp8dash.choose.records import BASELINE, HIGHER, NEITHER, Better, Measurement, NeedleCell, Progress, RanBy
 from fp8dash.errors import NotFinite
 from fp8dash.measure.kept import keep, kept, name_of
 from fp8dash.measure.prompts import Prompt
@@ -60,7 +60,7 @@ def baseline_answers(
     answers = {prompt: answer for prompt, file in files.items() if (answer := _read(file))}
     missing = [prompt for prompt in prompts if prompt not in answers]
     left = iter(missing)
-    for item in answered(loaded, missing, None, "baseline", chunk):
+    for item in answered(loaded, missing, None, BASELINE, chunk):
         if isinstance(item, Progress):
             yield item
         else:
@@ -74,7 +74,7 @@ def needle(
     prompts: Sequence[Prompt],
     answers: Sequence[Answer],
     baseline: Sequence[Answer],
-    backend: str,
+    backend: RanBy,
     seed: int,
     frame: str,
     left_out: Sequence[str] = (),

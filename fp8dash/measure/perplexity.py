@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fp8dash.choose.casts import KvCast
-from fp8dash.choose.records import HIGHER, LOWER, NEITHER, Better, Measurement, Progress, Window
+from fp8dash.choose.records import BASELINE, HIGHER, LOWER, NEITHER, Better, Measurement, Progress, RanBy, Window
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
@@ -72,7 +72,7 @@ def perplexity(
     base_head: nn.Module,
     windows: Windows,
     baseline: Baseline,
-    backend: str,
+    backend: RanBy,
     seed: int,
     kv: KvCast | None = None,
     until: float = 0.0,
@@ -122,7 +122,7 @@ def _narrow(run: Tally, windows: int, until: float, seed: int) -> bool:
 
 
 def _measurements(
-    run: Tally, windows: Windows, baseline: Baseline, backend: str, seed: int, until: float
+    run: Tally, windows: Windows, baseline: Baseline, backend: RanBy, seed: int, until: float
 ) -> Iterator[Measurement]:
     """All that is measured of a run."""
 
@@ -188,7 +188,7 @@ def _floor(run: Tally, baseline: Baseline, method: str) -> Measurement:
     value = float(np.average(baseline.floor[: len(run.windows)].numpy(), weights=weights))
     missing = "" if math.isfinite(value) else "the model does not run in float32 here"
     note = missing or "of the same weights in float32 from the baseline: rounding alone"
-    return Measurement("kld_noise_floor", None if missing else value, "nats", NEITHER, method, "baseline", note=note)
+    return Measurement("kld_noise_floor", None if missing else value, "nats", NEITHER, method, BASELINE, note=note)
 
 
 def _stopped(run: Tally, windows: int, until: float) -> str:

@@ -18,6 +18,7 @@ from fp8dash.choose.casts import Cast
 from fp8dash.choose.formats import E4M3FN, E5M2, INT8
 from fp8dash.choose.records import (
     ACTIVATION,
+    BASELINE,
     BINADES,
     NEITHER,
     OUTLIER,
@@ -241,8 +242,8 @@ def _medians(profiles: list[TensorProfile]) -> Iterator[Measurement]:
         spreads: Mapping[str, float] = {p.name: p.spread for p in profiles if p.kind == kind and p.spread is not None}
         name = f"{kind}_amax_over_rms"
         if not spreads:
-            yield Measurement(name, None, "× RMS", NEITHER, METHOD, "baseline", note="all are zeros")
+            yield Measurement(name, None, "× RMS", NEITHER, METHOD, BASELINE, note="all are zeros")
             continue
         most = max(spreads, key=lambda layer: spreads[layer])
         note = f"median of {len(spreads)} layers; widest {most}: {spreads[most]:.3g}"
-        yield Measurement(name, median(spreads.values()), "× RMS", NEITHER, METHOD, "baseline", note=note)
+        yield Measurement(name, median(spreads.values()), "× RMS", NEITHER, METHOD, BASELINE, note=note)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.mixed import Budget, Part, kept_parts, mean_bits, mixed_recipe, predicted_kld
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import LOWER, Measurement, Progress, Sensitivity
+from fp8dash.choose.records import ARITHMETIC, EMULATED, LOWER, Measurement, Progress, Sensitivity
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
@@ -32,7 +32,7 @@ from fp8dash.quant.cast import round_trip
 
 METHOD = "KLD from the baseline over the first windows, Linears of a part cast emulated and restored, v1"
 WINDOWS = 2  # at most: parts differ by far more than windows do
-BACKEND = "emulated"
+BACKEND = EMULATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ def _of_mixed(parts: Sequence[Part], kept: Sequence[Part], recipe: Recipe, mixed
         "bits",
         LOWER,
         METHOD,
-        "arithmetic",
+        ARITHMETIC,
         note=f"the mixed recipe, over the weights that “{recipe.text}” casts",
     )
 

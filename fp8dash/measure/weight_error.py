@@ -4,8 +4,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fp8dash.choose.models.groups import is_routed_expert
-from fp8dash.choose.records import HEAD, HIGHER, LOWER, NEITHER, Better, Layer, Measurement, Progress
-from fp8dash.model.swap import KEPT, Swap
+from fp8dash.choose.records import (
+    ARITHMETIC,
+    BASELINE,
+    HEAD,
+    HIGHER,
+    KEPT,
+    LOWER,
+    MIXED,
+    NEITHER,
+    Better,
+    Layer,
+    Measurement,
+    Progress,
+    RanBy,
+)
+from fp8dash.model.swap import Swap
 from fp8dash.quant.error import CastError
 
 METHOD = "error of decoded float32 codes, sums in float64; every parameter counted once, v2"
@@ -84,7 +98,7 @@ def _count(coverage: _Coverage, swap: Swap, bits: float, active: float) -> None:
 
 def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement]:
     def measured(name: str, value: float | None, unit: str, better: Better, note: str = "") -> Measurement:
-        return Measurement(name, value, unit, better, METHOD, "arithmetic", note=note)
+        return Measurement(name, value, unit, better, METHOD, ARITHMETIC, note=note)
 
     whole = coverage.cast_bits + coverage.kept_bits
     bits = coverage.cast_bits / coverage.cast if coverage.cast else coverage.kept_bits / coverage.parameters
@@ -104,7 +118,7 @@ def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement
     yield measured("weight_clipped", error.clipped_share, "share", LOWER)
 
 
-def backend_of(layers: Iterable[Layer], *others: str) -> str:
+def backend_of(layers: Iterable[Layer], *others: RanBy) -> RanBy:
     """What ran the cast layers, and other cast parts by their backends: baseline, native, emulated or mixed."""
     backends = {layer.backend for layer in layers} - {KEPT} | set(others)
-    return "mixed" if len(backends) > 1 else next(iter(backends), "baseline")
+    return MIXED if len(backends) > 1 else next(iter(backends), BASELINE)

@@ -17,7 +17,7 @@ from fp8dash.choose.casts import Cast
 from fp8dash.choose.catalog import ALSO
 from fp8dash.choose.hardware import Device, KernelPath, native_path
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import HEAD
+from fp8dash.choose.records import EMULATED, HEAD, KEPT, NATIVE, SIMULATED, RanBy
 from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.model.attention import cast_attention
 from fp8dash.model.calibration import NOTHING, Casters, Observed
@@ -28,8 +28,6 @@ from fp8dash.quant.cast import Quantized
 from fp8dash.quant.error import CastError, cast_in_place, codes_in_place
 from fp8dash.quant.kv_cache import keep_scales
 
-KEPT, EMULATED, NATIVE, SIMULATED = "kept", "emulated", "native", "simulated"
-
 
 @dataclass(frozen=True, slots=True)
 class Swap:
@@ -38,7 +36,7 @@ class Swap:
     part: ModelPart
     cast: Cast | None
     error: CastError | None
-    backend: str
+    backend: RanBy
     reason: str
 
 

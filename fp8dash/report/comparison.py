@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from db.board import BASELINE_BACKEND as BASELINE_BACKEND
 from db.board import Choice
 from db.board import Standing as Standing
 from db.rows import FINISHED, STATES
 from db.store import Store
 from fp8dash.choose.metrics import METRICS, Metric
-from fp8dash.choose.records import LOWER, NEITHER, NeedleCell, Window
+from fp8dash.choose.records import BASELINE, LOWER, NEITHER, NeedleCell, Window
 from fp8dash.errors import InvalidChoice
 from fp8dash.report.contest import BY_WINDOW, contest, is_measured, read_alike
 from fp8dash.stats import SPEED_TIE, Difference, hits_tie
@@ -152,7 +151,7 @@ def _unlike(rows: Sequence[Standing]) -> tuple[str, ...]:
             sentences.append(f"Different {what}: {', '.join(sorted(names))}.")
     if len({(row.windows, row.window_length) for row in rows}) > 1:
         sentences.append("Different windows: their perplexities are not on the same scale.")
-    if len(backends := {row.backend for row in rows} - {BASELINE_BACKEND, None}) > 1:
+    if len(backends := {row.backend for row in rows} - {BASELINE, None}) > 1:
         sentences.append(f"Different backends: {', '.join(sorted(str(b) for b in backends))}.")
     return tuple(sentences)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from db.board import BASELINE_BACKEND as BASELINE_BACKEND
 from db.board import Standing as Standing
 from db.rows import FINISHED
 from fp8dash.choose.metrics import METRICS, Metric
@@ -68,7 +67,8 @@ def to_parquet(rows: Sequence[Standing]) -> bytes:
     hints = typing.get_type_hints(Standing)
     fields, columns = [], []
     for name in COLUMNS:
-        kind = next(kind for kind in kinds if kind in (hints[name], *typing.get_args(hints[name])))
+        parts = typing.get_args(hints[name])  # of a union, or the words of a Literal
+        kind = next(kind for kind in kinds if kind in (hints[name], *parts, *map(type, parts)))
         values = [getattr(row, name) for row in rows]
         if name in MOMENTS:
             values = [datetime.fromisoformat(text) if text else None for text in values]

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from db.rows import FINISHED
 from fp8dash.choose.formats import INT8
 from fp8dash.choose.metrics import METRICS
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.choose.records import BASELINE, NATIVE
 from fp8dash.errors import InvalidChoice
-from fp8dash.report.comparison import BASELINE_BACKEND, Standing
+from fp8dash.report.comparison import Standing
 from fp8dash.report.numbers import DASH, signed, three
 
 GRADIENTS = ("gradient_sqnr_db_e4m3fn", "gradient_sqnr_db_e5m2")
@@ -52,15 +54,15 @@ Said = tuple[str, list[Standing]] | None
 def _peers(rows: Sequence[Standing]) -> Iterator[list[Standing]]:
     """Finished rows that may be compared, each baseline in every group of its own; the newest group last."""
     kept = sorted(
-        (row for row in rows if row.state == "finished" and not row.is_partly_cast), key=lambda row: row.created
+        (row for row in rows if row.state == FINISHED and not row.is_partly_cast), key=lambda row: row.created
     )
     groups: dict[tuple[str, str], list[Standing]] = {}
     for row in kept:
         groups.setdefault((row.group, str(row.backend)), []).append(row)
-    bases = {key[0]: peers for key, peers in groups.items() if key[1] == BASELINE_BACKEND}
-    cast = {key[0] for key, _ in groups.items() if key[1] != BASELINE_BACKEND}
+    bases = {key[0]: peers for key, peers in groups.items() if key[1] == BASELINE}
+    cast = {key[0] for key, _ in groups.items() if key[1] != BASELINE}
     for (group, backend), peers in sorted(groups.items(), key=lambda item: item[1][-1].created):
-        if backend != BASELINE_BACKEND:
+        if backend != BASELINE:
             yield bases.get(group, []) + peers
         elif group not in cast:
             yield peers
@@ -172,7 +174,7 @@ def _speed(peers: Sequence[Standing], _: Extras) -> Said:
     """The fastest native FP8 run; on a CPU FP8 is widened first, which says nothing about the claim."""
     faster = [
         row for row in peers
-        if row.backend == "native" and row.gemm_speedup and row.device_kind == "cuda"
+        if row.backend == NATIVE and row.gemm_speedup and row.device_kind == "cuda"
         and (recipe := _parsed(row)) and recipe.weights and recipe.weights.format != INT8
     ]  # fmt: skip
     if not faster:

@@ -13,12 +13,13 @@ from db.rows import Run
 from db.store import Store
 from fp8dash.choose.architecture import Architecture
 from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.choose.records import BASELINE, NATIVE
 from fp8dash.errors import InvalidChoice
 from fp8dash.predict.accelerators import DEVICES, Accelerator
 from fp8dash.predict.roofline import Plan
 from fp8dash.report.decoding import Decoding, Speed, decodings
 
-BACKENDS = ("baseline", "native")  # whose times mean something
+BACKENDS = (BASELINE, NATIVE)  # whose times mean something
 CONTEXT = 2176  # tokens that each request holds on average: the planner's own, a prompt of 2,048 and half of 256
 NEWEST = 200  # timed runs that are looked through
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from db.board import BASELINE_BACKEND, Group, Standing
+from db.board import Group, Standing
+from db.rows import FINISHED
 from db.store import Store
 from fp8dash.choose.catalog import architecture_of
+from fp8dash.choose.records import BASELINE
 from fp8dash.errors import InvalidChoice
 from fp8dash.predict.accelerators import ACCELERATORS, Accelerator
 from fp8dash.report.contest import CLOSE, Contest, contest, is_measured
@@ -118,7 +120,7 @@ def target_of(name: str, batch: int, devices: Sequence[str]) -> Target:
 
 def board(store: Store, group: Group, mates: Sequence[Group], budget: QualityBudget, target: Target) -> Board:
     """The newest run of each recipe of a group, judged, and the decision; `mates` are the model's other groups."""
-    rows = [row for row in store.newest_by_recipe([group.key]) if row.backend in (group.backend, BASELINE_BACKEND)]
+    rows = [row for row in store.newest_by_recipe([group.key]) if row.backend in (group.backend, BASELINE)]
     ranked = candidates(rows)[:MOST_TIES]
     judged = contest(ranked, store.windows([row.run for row in ranked]))
     return Board(
@@ -133,7 +135,7 @@ def candidates(rows: Sequence[Standing]) -> list[Standing]:
 
 
 def _takes_part(row: Standing) -> bool:
-    return row.state == "finished" and not row.is_baseline
+    return row.state == FINISHED and not row.is_baseline
 
 
 def decide(
@@ -235,7 +237,7 @@ def _predicted(model: str, rows: Sequence[Standing], target: Target) -> dict[str
 
 def shipped(store: Store, model: str, budget: QualityBudget, target: str, batch: int) -> tuple[Board, Target]:
     """The decision for a model from the newest of its largest groups; raises InvalidChoice where it has none."""
-    mates = [group for group in store.groups() if group.backend not in ("", BASELINE_BACKEND) and group.model == model]
+    mates = [group for group in store.groups() if group.backend not in ("", BASELINE) and group.model == model]
     if not mates:
         raise InvalidChoice(
             f"No finished run of “{model}” is stored: queue some with `fp8dash submit --model {model}`."

@@ -29,9 +29,10 @@ from torch.nn import functional as F
 from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.hardware import INT_MM, SCALED_MM, Device, native_path
 from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.records import NATIVE
 from fp8dash.errors import KernelRefused
 from fp8dash.model.load import find_device
-from fp8dash.model.swap import NATIVE, cast_model
+from fp8dash.model.swap import cast_model
 from fp8dash.quant.cast import codes_of, dequantize, quantize
 from fp8dash.quant.matmul import activation_operand, multiply, scaled_mm, weight_operand
 from tests.gpu.clock import sampled

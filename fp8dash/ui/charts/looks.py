@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.recipe import parse_recipe
+from fp8dash.choose.records import NATIVE
 from fp8dash.errors import InvalidChoice
 
 GREY = "#7f8c92"
@@ -59,7 +60,7 @@ def look(recipe: str, backend: str | None) -> Look:
     if cast is None:
         return Look(GREY, "x")
     symbol = SYMBOLS.get(cast.format.name, "cross")
-    return Look(tile_colour(cast.tile.name), symbol if backend == "native" else f"{symbol}-open")
+    return Look(tile_colour(cast.tile.name), symbol if backend == NATIVE else f"{symbol}-open")
 
 
 def main_cast(recipe: str) -> Cast | None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import plotly.graph_objects as go
 
 from fp8dash.choose.metrics import METRICS, Metric
+from fp8dash.choose.records import EMULATED, NATIVE
 from fp8dash.report.comparison import Standing
 from fp8dash.report.numbers import heading, shown, three
 from fp8dash.ui.charts.dress import CAMERA, dressed, floor_line, html, log_span, log_ticks
@@ -124,7 +125,7 @@ def _legend(figure: go.Figure, points: Sequence[Standing]) -> None:
             name=name,
             marker={"symbol": SYMBOLS.get(name, "cross"), "size": 11, "color": GREY},
         )
-    kinds = {"native": "circle", "emulated": "circle-open"}
+    kinds: dict[str, str] = {NATIVE: "circle", EMULATED: "circle-open"}
     for name in sorted({row.backend or "" for row in points} & set(kinds)):
         figure.add_scatter(
             x=[None],

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from db.board import BASELINE_BACKEND, Choice
+from db.board import Choice
 from db.rows import FINISHED
 from fp8dash.choose.recipe import Recipe, parse_recipe
+from fp8dash.choose.records import BASELINE
 from fp8dash.errors import InvalidChoice
 from fp8dash.report import comparison
 from fp8dash.report.comparison import Comparison, Standing, Verdict
@@ -288,7 +289,7 @@ def _graded_needles(frame: Frame, rows: Sequence[Standing], names: dict[str, str
 def _baseline(frame: Frame, rows: Sequence[Standing]) -> Standing | None:
     """The newest baseline that may be compared with these runs."""
     groups = tuple({row.group for row in rows})
-    choice = Choice((FINISHED,), groups=groups, backends=(BASELINE_BACKEND,), sort="finished", order="descending")
+    choice = Choice((FINISHED,), groups=groups, backends=(BASELINE,), sort="finished", order="descending")
     baselines = frame.store.standings(dataclasses.replace(choice, limit=OFFERED))
     return next((row for row in baselines if row.needle is not None), None)
 

@@ -6,11 +6,11 @@ from typing import Any
 import streamlit as st
 
 from db.board import Choice, Group, Standing
+from db.rows import FINISHED, QUEUED, RUNNING
 from db.standings import SORTS
 from fp8dash.choose.metrics import METRICS
-from fp8dash.choose.records import HIGHER
+from fp8dash.choose.records import BASELINE, HIGHER
 from fp8dash.predict.accelerators import ACCELERATORS
-from fp8dash.report.comparison import BASELINE_BACKEND
 from fp8dash.report.contest import CLOSE
 from fp8dash.report.headline import headline
 from fp8dash.report.numbers import DASH, three
@@ -22,7 +22,7 @@ from fp8dash.ui.parts.board_figure import figure
 from fp8dash.ui.parts.board_table import table
 from fp8dash.ui.words import many, plain, reading, short
 
-FINISHED_RUNS = ("finished",)
+FINISHED_RUNS = (FINISHED,)
 MOST_MODELS = 6  # with an answer of their own on the first screen
 MOST_STUDIES = 50  # offered as a filter: the newest
 BUDGETS = {METRICS[name].title: name for name in BUDGETED}
@@ -40,7 +40,7 @@ WELCOME = (
 def page(frame: Frame) -> None:
     """The leaderboard."""
     groups = [group for group in frame.store.groups() if group.backend]
-    if not any(group.backend != BASELINE_BACKEND for group in groups):
+    if not any(group.backend != BASELINE for group in groups):
         _empty(frame)
         _active(frame)
         return
@@ -82,7 +82,7 @@ def _welcomed() -> None:
 
 def _active(frame: Frame) -> None:
     counts = frame.store.counts()
-    if active := counts["queued"] + counts["running"]:
+    if active := counts[QUEUED] + counts[RUNNING]:
         frame.link(
             "runs", f"{many(active, 'unfinished run')}: {counts['running']} running, {counts['queued']} queued →"
         )
@@ -100,7 +100,7 @@ def _empty(frame: Frame) -> None:
 
 def _asked(frame: Frame, groups: Sequence[Group]) -> tuple[Group, list[Group], QualityBudget, Target]:
     """What the reader set: comparable runs of one backend, the model's other groups, the budget and the target."""
-    cast = [group for group in groups if group.backend != BASELINE_BACKEND]
+    cast = [group for group in groups if group.backend != BASELINE]
     with st.container(horizontal=True, vertical_alignment="bottom", key="leaderboard_asked"):
         names = _contents(cast)
         mates = _narrowed("Model", "model", cast, lambda group: names[group.key], 230)
@@ -205,7 +205,7 @@ def _other_models(
     largest: dict[str, Group] = {}
     names = _contents(groups)
     for group in groups:
-        if group.backend != BASELINE_BACKEND:
+        if group.backend != BASELINE:
             largest.setdefault(names[group.key], group)
     largest.pop(names[shown_group.key], None)
     if not largest:

@@ -16,6 +16,7 @@ from fp8dash.choose.architecture import CONFIGS, FAMILIES, KNOWN, SOURCE, Archit
 from fp8dash.choose.casts import KV_FORMATS, parse_kv
 from fp8dash.choose.presets import PRESETS, recipe_from
 from fp8dash.choose.recipe import Recipe
+from fp8dash.choose.records import EMULATED
 from fp8dash.predict.accelerators import ACCELERATORS, BF16, Accelerator
 from fp8dash.predict.roofline import REACH, USABLE, Plan, curve, per_million
 from fp8dash.report.numbers import DASH, three
@@ -289,7 +290,7 @@ def _figure(plans: Mapping[str, Plan], traffic: Traffic) -> None:
             key="figure",
             label_visibility="collapsed",
         )
-    looks = {name: look(plan.recipe.text, "emulated") for name, plan in plans.items()}
+    looks = {name: look(plan.recipe.text, EMULATED) for name, plan in plans.items()}
     drawing: dict[str, Callable[[], None]] = {
         SPEEDS: lambda: _draw_speeds(plans, looks, traffic),
         REQUESTS: lambda: _draw_requests(plans, looks, traffic),

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from db.board import BASELINE_BACKEND, Choice, Standing
+from db.board import Choice, Standing
 from db.rows import FINISHED, Run
 from db.standings import NOTE_LENGTH
 from fp8dash.choose.measurements import PERCENTILES, metric_of
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.records import Measurement
+from fp8dash.choose.records import BASELINE, Measurement
 from fp8dash.errors import InvalidChoice
 from fp8dash.report.ship_words import beside_loss
 from fp8dash.report.tasks import task_lines
@@ -73,7 +73,7 @@ def _measured(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
     """All numbers in a table, then the divergence by token, calibrated scales and tasks."""
     all_numbers([m for m in numbers if not m.label or not _has_a_place_of_its_own(m)])
     percentiles = [m for m in numbers if m.name in PERCENTILES]
-    if percentiles and run.backend != BASELINE_BACKEND:
+    if percentiles and run.backend != BASELINE:
         divergence(percentiles, _unlabelled(numbers))
     if calibrated := [m for m in numbers if m.label and m.name in BY_LAYER]:
         scales(calibrated)
@@ -116,7 +116,7 @@ def _speed_and_needles(frame: Frame, run: Run, numbers: Sequence[Measurement]) -
 
 def _served(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
     """How to serve the recipe, where its numbers come from, and the log."""
-    if run.backend != BASELINE_BACKEND:
+    if run.backend != BASELINE:
         how_to_serve(run, frame.store.artefacts([run.id])[run.id])
     provenance(frame, run)
 

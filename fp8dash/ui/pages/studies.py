@@ -6,7 +6,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from db.rows import FINISHED, STATES, Study, Worker, at_work
+from db.rows import FINISHED, QUEUED, STATES, Study, Worker, at_work
 from fp8dash.choose.catalog import DEMO, MODELS
 from fp8dash.choose.formats import FORMATS
 from fp8dash.choose.request import Request, usual_request
@@ -72,7 +72,7 @@ def _index(frame: Frame) -> None:
             with column, st.container(border=True, height="stretch", key=f"studies_card_{question.name}"):
                 _card(frame, question, base, owner, pace)
     _grid(frame, base, owner, pace)
-    worker_line(workers, waiting=frame.store.counts()["queued"])
+    worker_line(workers, waiting=frame.store.counts()[QUEUED])
     studies_so_far = _list(frame)
     with head.container():
         st.title(

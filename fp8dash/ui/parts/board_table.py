@@ -12,6 +12,7 @@ import streamlit as st
 from streamlit.elements.arrow import DataframeStateInput
 
 from db.board import Choice, Standing
+from db.rows import FAILED
 from fp8dash.choose.metrics import METRICS
 from fp8dash.report import export
 from fp8dash.report.contest import Contest, interval_of
@@ -56,8 +57,8 @@ def table(frame: Frame, choice: Choice, count: int, base: Sequence[Standing], ju
             width="content",
         )
     counts = frame.store.counts()
-    if counts["failed"]:
-        frame.link("runs", f"{many(counts['failed'], 'failed run')} not ranked: see why →", state="failed")
+    if counts[FAILED]:
+        frame.link("runs", f"{many(counts[FAILED], 'failed run')} not ranked: see why →", state=FAILED)
 
 
 def _ordered(choice: Choice) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from db.rows import Run
+from fp8dash.choose.records import BASELINE
 from fp8dash.report.decoding import BatchSpeeds, Decoding, alike, contests, decodings
 from fp8dash.report.numbers import DASH, three
 from fp8dash.ui.charts import decode as charts_decode
@@ -20,7 +21,7 @@ def of_run(frame: Frame, run: Run, name: str) -> None:
     own = decodings(frame.store, [run])
     if not own:
         return
-    bases = [] if run.backend == "baseline" else frame.store.decoded([run.device or ""], ["baseline"], limit=20)
+    bases = [] if run.backend == BASELINE else frame.store.decoded([run.device or ""], [BASELINE], limit=20)
     beside = [one for one in decodings(frame.store, bases) if one.kind == own[0].kind][:1]
     _shown("run", [*own, *beside], {run.id: name, **{one.run: BF16 for one in beside}})
 

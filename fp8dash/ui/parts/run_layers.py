@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from fp8dash.choose.measurements import MEASUREMENTS, gradient_name
-from fp8dash.choose.records import Layer, Measurement
+from fp8dash.choose.records import KEPT, Layer, Measurement
 from fp8dash.report.numbers import DASH, heading, three
 from fp8dash.ui.charts import coverage as charts_coverage
 from fp8dash.ui.charts.layers import layer_map, sqnr_maps
@@ -31,7 +31,7 @@ def scales(numbers: list[Measurement]) -> None:
 
 def layers_of(layers: list[Layer], parameters: int) -> None:
     cast = [layer for layer in layers if layer.sqnr_db is not None and math.isfinite(layer.sqnr_db)]
-    kept = [layer for layer in layers if layer.backend == "kept"]
+    kept = [layer for layer in layers if layer.backend == KEPT]
     st.header("Layers", anchor=False)
     st.markdown(f"{len(layers) - len(kept)} weights were cast, {len(kept)} kept: areas are parameters.")
     tree = charts_coverage.coverage_tree(charts_coverage.stored(layers, parameters), dark=is_dark())
