@@ -24,6 +24,7 @@ ARGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy a test names
+SERVER = "fp8dash.ui.server"
 START_SECONDS = 90  # a cold start on a busy machine
 PROBES = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for them below a page's path first: 404 is normal
 
@@ -45,8 +46,9 @@ def free_port() -> int:
 
 @contextmanager
 def process(command: list[str], data: Path) -> Iterator[int]:
-    """The id of a process of the product on a data folder, its output in a file beside it; ended with the block."""
-    with (data / f"{command[2].split('.')[0]}.out").open("wb") as out:
+    """The id of a process of the product on a data folder; ended with the block. Its module names the file beside it
+    that holds its output."""
+    with (data / f"{command[2]}.out").open("wb") as out:
         running = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | {"FP8DASH_DATA_DIR": str(data)}, stdout=out, stderr=subprocess.STDOUT
         )
@@ -73,7 +75,7 @@ def served(data: Path) -> Iterator[tuple[str, int]]:
     """The dashboard's address, and its process."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "fp8dash.ui.server", "run", "app.py", "--server.port", str(port)]
+    command = [sys.executable, "-m", SERVER, "run", "app.py", "--server.port", str(port)]
     with process(command, data) as pid:
         until = time.monotonic() + START_SECONDS
         while True:

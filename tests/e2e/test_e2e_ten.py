@@ -15,7 +15,7 @@ from db.workers import Workers
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.records import Progress, StageResult
 from fp8dash.choose.request import Request
-from tests.e2e.conftest import served
+from tests.e2e.conftest import SERVER, served
 from tests.seed import CPU, fill, rows_of
 
 pytestmark = pytest.mark.browser
@@ -72,14 +72,15 @@ def test_ten_people_at_once_see_no_error_no_lock_and_no_stale_run(browser: Brows
                 expect(page.get_by_role("heading", level=1)).to_have_text(title, timeout=PATIENCE)
                 expect(page.get_by_role("progressbar")).to_have_count(0, timeout=PATIENCE)
             _drawn(page)
-        said = (tmp_path / "streamlit.out").read_text("utf-8")
+        log = (tmp_path / f"{SERVER}.out").read_text("utf-8")
         resident = int(re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{server}/status").read_text())[0]) / 1024
         loaded = Path(f"/proc/{server}/maps").read_text()
         for context in contexts:
             context.close()
     store.close()
     assert not errors
-    assert "locked" not in said and "fp8dash" not in said  # Streamlit itself logs a socket that a reader closed
+    assert "Uvicorn server started" in log
+    assert "locked" not in log and "fp8dash" not in log  # Streamlit itself logs a socket that a reader closed
     assert resident < MEBIBYTES and "libtorch" not in loaded
 
 
