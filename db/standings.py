@@ -35,10 +35,20 @@ NOTE_LENGTH = 2_000  # characters
 def first_standing(run: RunTable, study: str) -> StandingTable:
     """The row of a run that is queued: what was asked, no number yet."""
     row = StandingTable(
-        run_id=run.id, created_at=run.created_at, model=run.model, recipe=run.recipe, preset=run.preset,
-        owner=run.owner, study=study, corpus=run.corpus, pinned=False, note="", note_by="",
-        words=_words(run, study), **_request_columns(run, ""),
-    )  # fmt: skip
+        run_id=run.id,
+        created_at=run.created_at,
+        model=run.model,
+        recipe=run.recipe,
+        preset=run.preset,
+        owner=run.owner,
+        study=study,
+        corpus=run.corpus,
+        pinned=False,
+        note="",
+        note_by="",
+        words=_words(run, study),
+        **_request_columns(run, ""),
+    )
     row.formats, row.tiles = recipe_facets(run.recipe)
     return row
 
@@ -151,11 +161,21 @@ def groups(session: Session) -> list[Group]:
     query = query.order_by(counted.c.size.desc(), counted.c.newest.desc())
     return [
         Group(
-            row.group_key, row.backend or "", size, _iso(newest), row.model, row.corpus, row.windows,
-            row.window_length, row.device, row.method, model_hash or "", corpus_hash or "",
+            row.group_key,
+            row.backend or "",
+            size,
+            _iso(newest),
+            row.model,
+            row.corpus,
+            row.windows,
+            row.window_length,
+            row.device,
+            row.method,
+            model_hash or "",
+            corpus_hash or "",
         )
         for size, newest, row, model_hash, corpus_hash in session.execute(query)
-    ]  # fmt: skip
+    ]
 
 
 def facets(session: Session, groups: Sequence[str], *, studies: int) -> Facets:
@@ -221,9 +241,14 @@ def _ranks(choice: Choice) -> Select[str, int]:
 def _where(choice: Choice) -> list[ColumnElement[bool]]:
     s = StandingTable
     columns = {
-        "groups": s.group_key, "backends": s.backend, "models": s.model, "devices": s.device, "owners": s.owner,
-        "studies": s.study, "pins": s.pinned,
-    }  # fmt: skip
+        "groups": s.group_key,
+        "backends": s.backend,
+        "models": s.model,
+        "devices": s.device,
+        "owners": s.owner,
+        "studies": s.study,
+        "pins": s.pinned,
+    }
     conditions: list[ColumnElement[bool]]
     conditions = [column.in_(wanted) for name, column in columns.items() if (wanted := getattr(choice, name))]
     for text, names in ((s.formats, choice.formats), (s.tiles, choice.tiles)):
@@ -262,10 +287,18 @@ _ROW = (
 
 def _standing(row: Any, state: State = FINISHED, error: str | None = None, rank: int | None = None) -> Standing:
     return Standing(
-        run=row.run_id, state=state, error=error, rank=rank, group=row.group_key, created=_iso(row.created_at),
-        finished=_iso(row.finished_at), note_at=_iso(row.note_at), model_hash=row.model_hash or "",
-        corpus_hash=row.corpus_hash or "", **{name: getattr(row, name) for name in _SAME},
-    )  # fmt: skip
+        run=row.run_id,
+        state=state,
+        error=error,
+        rank=rank,
+        group=row.group_key,
+        created=_iso(row.created_at),
+        finished=_iso(row.finished_at),
+        note_at=_iso(row.note_at),
+        model_hash=row.model_hash or "",
+        corpus_hash=row.corpus_hash or "",
+        **{name: getattr(row, name) for name in _SAME},
+    )
 
 
 def _request_columns(run: RunTable, method: str, read: int | None = None) -> dict[str, Any]:

@@ -145,9 +145,15 @@ class Store:
         return _run(*row)
 
     def runs(
-        self, *, states: Sequence[str] = STATES, ids: Sequence[str] | None = None, search: str = "", model: str = "",
-        limit: int | None = None, offset: int = 0,
-    ) -> list[Run]:  # fmt: skip
+        self,
+        *,
+        states: Sequence[str] = STATES,
+        ids: Sequence[str] | None = None,
+        search: str = "",
+        model: str = "",
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Run]:
         """Runs, newest first; those of one submission in the order in which they were submitted."""
         query = _runs().where(*_wanted(states, search))
         if ids is not None:

@@ -35,7 +35,7 @@ def request_key(request: Request) -> str:
 
 def submit(
     session: Session, requests: Sequence[Request], owner: str, study: StudyTable | None
-) -> list[tuple[str, bool]]:  # fmt: skip
+) -> list[tuple[str, bool]]:
     """Of each checked request its run's id, and whether it is new: one that is active is answered with its run."""
     keys = [request_key(request) for request in requests]
     ids = _active(session, keys)

@@ -84,11 +84,19 @@ class Workers:
             with self._store.session() as session:
                 session.add(
                     WorkerTable(
-                        id=worker_id, host=host, slot=slot, slot_key=_slot_key(host, slot), pid=pid, process=process,
-                        state=ALIVE, device_facts={}, beats=0, started_at=database_now(session),
+                        id=worker_id,
+                        host=host,
+                        slot=slot,
+                        slot_key=_slot_key(host, slot),
+                        pid=pid,
+                        process=process,
+                        state=ALIVE,
+                        device_facts={},
+                        beats=0,
+                        started_at=database_now(session),
                         heartbeat_at=database_now(session),
                     )
-                )  # fmt: skip
+                )
                 session.flush()
                 return _leftovers(session, host, slot)
         except IntegrityError as error:

@@ -79,9 +79,14 @@ class Difference:
 
 
 def paired_difference(
-    values: Sequence[float], others: Sequence[float], *, weights: Sequence[float] | None = None, seed: int = 0,
-    confidence: float = CONFIDENCE, neighbours: int = 1,
-) -> Difference:  # fmt: skip
+    values: Sequence[float],
+    others: Sequence[float],
+    *,
+    weights: Sequence[float] | None = None,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+    neighbours: int = 1,
+) -> Difference:
     """The mean of values - others over windows, with its interval; raises ValueError on unequal lengths.
 
     With weights it is the weighted mean, and a pair is resampled together with its weight. On each side the widest of
@@ -106,7 +111,7 @@ def paired_difference(
 
 def _interval(
     deltas: Floats, masses: Floats, windows: int, confidence: float, neighbours: int, seed: int
-) -> Difference:  # fmt: skip
+) -> Difference:
     mean, n = float(deltas @ masses / masses.sum()), len(deltas)
     if n < FEWEST_WINDOWS:
         return Difference(mean, None, None, windows=windows, confidence=confidence)
@@ -123,9 +128,7 @@ def _interval(
     return Difference(mean, mean - below, mean + above, p, windows, spread, confidence)
 
 
-def _units(
-    values: Sequence[float], others: Sequence[float], weights: Sequence[float] | None
-) -> tuple[Floats, Floats]:  # fmt: skip
+def _units(values: Sequence[float], others: Sequence[float], weights: Sequence[float] | None) -> tuple[Floats, Floats]:
     """Differences and weights of what is resampled: windows, or as many groups of neighbours as are allowed."""
     if len(values) != len(others) or not values or (weights is not None and len(weights) != len(values)):
         raise ValueError(f"paired samples differ in length: {len(values)} and {len(others)}")
@@ -140,7 +143,7 @@ def _units(
 
 def _reach(
     deltas: Floats, masses: Floats, mean: float, error: float, confidence: float, seed: int
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """How far resampled means put the interval's ends below and above the mean: studentized, or as they lie.
 
     As they lie they see what an error does not: that all may hang on one window of great weight. A resample that leaves

@@ -122,12 +122,21 @@ def architecture(config: Mapping[str, Any], name: str) -> Architecture:
     attention = _mla(config, hidden, heads, layers) if "kv_lora_rank" in config else _gqa(config, hidden, heads, layers)
     feed = _feed_forward(config, hidden, layers)
     return Architecture(
-        name, layers, hidden, _number(config, "vocab_size"), _number(config, "max_position_embeddings", 0, least=0),
-        bool(config.get("tie_word_embeddings")), linears=(*attention.linears, *feed),
-        vectors=hidden * (2 * layers + 1) + attention.vectors * layers + _corrections(config, feed), heads=heads,
-        kv_heads=attention.kv_heads, kv_width=attention.kv_width, decode_width=attention.decode_width,
-        prefill_width=attention.prefill_width, attention=attention.kind,
-    )  # fmt: skip
+        name,
+        layers,
+        hidden,
+        _number(config, "vocab_size"),
+        _number(config, "max_position_embeddings", 0, least=0),
+        bool(config.get("tie_word_embeddings")),
+        linears=(*attention.linears, *feed),
+        vectors=hidden * (2 * layers + 1) + attention.vectors * layers + _corrections(config, feed),
+        heads=heads,
+        kv_heads=attention.kv_heads,
+        kv_width=attention.kv_width,
+        decode_width=attention.decode_width,
+        prefill_width=attention.prefill_width,
+        attention=attention.kind,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +216,9 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _experts(config: Mapping[str, Any]) -> int:
-    return next((_number(config, key) for key in ("n_routed_experts", "num_experts", "num_local_experts")
-                 if config.get(key)), 0)  # fmt: skip
+    return next(
+        (_number(config, key) for key in ("n_routed_experts", "num_experts", "num_local_experts") if config.get(key)), 0
+    )
 
 
 def _gated(
@@ -247,13 +257,25 @@ def _list(config: Mapping[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def _llama(**values: int) -> dict[str, Any]:
-    return {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072,
-            **values}  # fmt: skip
+    return {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        **values,
+    }
 
 
 def _qwen3(**values: Any) -> dict[str, Any]:
-    return {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8,
-            "num_attention_heads": 32, "max_position_embeddings": 40960, **values}  # fmt: skip
+    return {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 40960,
+        **values,
+    }
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {  # what planning reads of each config.json, and whose it is

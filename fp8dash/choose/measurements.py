@@ -162,10 +162,17 @@ def _ends(metrics: Iterable[Metric]) -> Iterator[Metric]:
         if m.name in INTERVALS:
             for end, word in ((LOW, "lower"), (HIGH, "upper")):
                 yield Metric(
-                    end_name(m.name, end), f"{m.title}, {word} end", m.unit, NEITHER, m.stage,
-                    "Of the paired 95 % interval; none where units are too few.", m.digits, m.per, m.signed,
+                    end_name(m.name, end),
+                    f"{m.title}, {word} end",
+                    m.unit,
+                    NEITHER,
+                    m.stage,
+                    "Of the paired 95 % interval; none where units are too few.",
+                    m.digits,
+                    m.per,
+                    m.signed,
                     end_of=m.name,
-                )  # fmt: skip
+                )
 
 
 _WITHOUT_ENDS = (

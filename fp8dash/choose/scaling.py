@@ -142,8 +142,12 @@ UNIT = ScaleRule("unit", 0, "", "scale 1: unit scaling, nothing is stored")
 MSE = ScaleRule("mse", 32, "float32", "float32, shrunk by up to 20 % where that lowers the error")
 
 EXACT = Guard("exact", "a tile of zeros has scale 1; no scale is subnormal")
-CT = Guard("ct", "compressed-tensors: a zero scale becomes float32's epsilon; integers over max + 0.5",
-           zero_scale=2.0**-23, full_integers=True)  # fmt: skip
+CT = Guard(
+    "ct",
+    "compressed-tensors: a zero scale becomes float32's epsilon; integers over max + 0.5",
+    zero_scale=2.0**-23,
+    full_integers=True,
+)
 VLLM = Guard(
     "vllm",
     "vLLM per token: scales of at least 1 / (448 * 512)",

@@ -61,8 +61,10 @@ class RecipeGrid:
     def question(self) -> "Question":
         """The grid as a question; raises InvalidChoice where a part has no such name, or for no recipe or too many."""
         for what, names, there in (
-            ("format", self.formats, FORMATS), ("tile", self.tiles, TILES), ("scale rule", self.rules, RULES),
-        ):  # fmt: skip
+            ("format", self.formats, FORMATS),
+            ("tile", self.tiles, TILES),
+            ("scale rule", self.rules, RULES),
+        ):
             if strange := sorted(set(names) - set(there)):
                 raise InvalidChoice(f"“{strange[0]}” is not a {what}: choose among {', '.join(there)}.")
         recipes = tuple(recipe.text for recipe in self.cells().recipes)

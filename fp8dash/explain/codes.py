@@ -192,8 +192,9 @@ def _read_code(text: str, fmt: Format) -> tuple[float, Code]:
         code = Code(fmt, int(text, 0))
         return code.value, code
     except ValueError:
-        raise InvalidChoice(f"“{text}” is not a {fmt.bits}-bit code of {fmt.name}: write at most "
-                            f"0x{(1 << fmt.bits) - 1:X}.") from None  # fmt: skip
+        raise InvalidChoice(
+            f"“{text}” is not a {fmt.bits}-bit code of {fmt.name}: write at most 0x{(1 << fmt.bits) - 1:X}."
+        ) from None
 
 
 def title(fmt: Format) -> str:

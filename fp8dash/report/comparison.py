@@ -103,9 +103,12 @@ def _verdict(
 
 
 def _by_window(
-    metric: Metric, rows: Sequence[Standing], values: tuple[float | None, ...], measured: Sequence[int],
+    metric: Metric,
+    rows: Sequence[Standing],
+    values: tuple[float | None, ...],
+    measured: Sequence[int],
     windows: Mapping[str, Sequence[Window]],
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """The verdict of the judge of all boards."""
     judged = contest([rows[i] for i in measured], windows, metric.name)
     lead = judged.leader.run if judged.leader else ""
@@ -113,14 +116,12 @@ def _by_window(
     behind = {rival.row.run: None if rival.at_floor else rival.difference for rival in judged.rivals}
     best = tuple(i for i in measured if rows[i].run == lead or outcomes[rows[i].run] == "tied")
     undecided = tuple(i for i in measured if outcomes[rows[i].run] == "open")
-    return Verdict(
-        metric, values, best, undecided, judged.more, behind=tuple(behind.get(row.run) for row in rows)
-    )  # fmt: skip
+    return Verdict(metric, values, best, undecided, judged.more, behind=tuple(behind.get(row.run) for row in rows))
 
 
 def _not_ranked(
     metric: Metric, rows: Sequence[Standing], count: int, needles: Mapping[str, Sequence[NeedleCell]]
-) -> str:  # fmt: skip
+) -> str:
     """Why no row leads in a metric among those that have it; empty where one does."""
     if metric.better == NEITHER or len(rows) < 2:
         return "" if len(rows) == count else NOT_FOR_ALL

@@ -173,10 +173,15 @@ def _attention(peers: Sequence[Standing], _: Extras) -> Said:
 def _speed(peers: Sequence[Standing], _: Extras) -> Said:
     """The fastest native FP8 run; on a CPU FP8 is widened first, which says nothing about the claim."""
     faster = [
-        row for row in peers
-        if row.backend == NATIVE and row.gemm_speedup and row.device_kind == "cuda"
-        and (recipe := _parsed(row)) and recipe.weights and recipe.weights.format != INT8
-    ]  # fmt: skip
+        row
+        for row in peers
+        if row.backend == NATIVE
+        and row.gemm_speedup
+        and row.device_kind == "cuda"
+        and (recipe := _parsed(row))
+        and recipe.weights
+        and recipe.weights.format != INT8
+    ]
     if not faster:
         return None
     best = max(faster, key=lambda row: row.gemm_speedup or 0.0)
@@ -186,10 +191,14 @@ def _speed(peers: Sequence[Standing], _: Extras) -> Said:
 def _perplexity(peers: Sequence[Standing], _: Extras) -> Said:
     """The range of what FP8 Linears cost."""
     compared = [
-        row for row in peers
-        if row.ln_ppl_diff is not None and (p := _parsed(row)) and p.weights and p.activations
+        row
+        for row in peers
+        if row.ln_ppl_diff is not None
+        and (p := _parsed(row))
+        and p.weights
+        and p.activations
         and p.weights.format.name == p.activations.format.name == "e4m3fn"
-    ]  # fmt: skip
+    ]
     if not compared:
         return None
     ordered = sorted(compared, key=lambda row: row.ln_ppl_diff or 0.0)

@@ -123,9 +123,7 @@ def board(store: Store, group: Group, mates: Sequence[Group], budget: QualityBud
     rows = [row for row in store.newest_by_recipe([group.key]) if row.backend in (group.backend, BASELINE)]
     ranked = candidates(rows)[:MOST_TIES]
     judged = contest(ranked, store.windows([row.run for row in ranked]))
-    return Board(
-        group, tuple(rows), judged, decide(rows, budget, speeds(store, group, rows, mates, target), judged)
-    )  # fmt: skip
+    return Board(group, tuple(rows), judged, decide(rows, budget, speeds(store, group, rows, mates, target), judged))
 
 
 def candidates(rows: Sequence[Standing]) -> list[Standing]:
@@ -140,7 +138,7 @@ def _takes_part(row: Standing) -> bool:
 
 def decide(
     rows: Sequence[Standing], budget: QualityBudget, speeds: Mapping[str, SpeedUp], judged: Contest | None = None
-) -> Decision:  # fmt: skip
+) -> Decision:
     """The fastest within the budget, or the smallest where none is known to be faster than BF16; within 5 % of it, the
     lowest KLD. `speeds` are by run, on the target."""
     ranked = candidates(rows)
@@ -158,7 +156,7 @@ def decide(
     lost += [Loser(row, "partly cast") for row in rows if _takes_part(row) and row.is_partly_cast]
     return Decision(
         budget, best, tuple(lost), dict(speeds), "speed" if gains else "size", timed[0].basis if timed else None
-    )  # fmt: skip
+    )
 
 
 def _equals(judged: Contest | None) -> set[str]:
@@ -187,9 +185,7 @@ def _spent(row: Standing, budget: QualityBudget) -> float:
     return float("inf") if value is None else value
 
 
-def _reason(
-    row: Standing, best: Standing | None, budget: QualityBudget, speeds: Mapping[str, SpeedUp]
-) -> Reason:  # fmt: skip
+def _reason(row: Standing, best: Standing | None, budget: QualityBudget, speeds: Mapping[str, SpeedUp]) -> Reason:
     if not is_measured(row, budget.metric):
         return "not measured"
     if _spent(row, budget) > budget.limit:
@@ -209,7 +205,7 @@ def _reason(
 
 def speeds(
     store: Store, group: Group, rows: Sequence[Standing], mates: Sequence[Group], target: Target
-) -> dict[str, SpeedUp]:  # fmt: skip
+) -> dict[str, SpeedUp]:
     """How fast each row's recipe is on the target: as measured there, by this run or by one of the same weights, or as
     predicted."""
     if target.accelerator:

@@ -45,8 +45,11 @@ def evidence(decision: Decision) -> str:
     if decision.by == "speed":
         how = f"fastest within the budget{', as predicted' if decision.basis == 'predicted' else ''}"
     else:
-        none = {None: "no speed is known", "measured": "no timed recipe is faster than BF16",
-                "predicted": "no recipe is predicted to be faster than BF16"}  # fmt: skip
+        none = {
+            None: "no speed is known",
+            "measured": "no timed recipe is faster than BF16",
+            "predicted": "no recipe is predicted to be faster than BF16",
+        }
         how = f"smallest within the budget, since {none[decision.basis]}"
     return f"{beside_loss(best)}. It is the {how}; among those within 5 % of that, it has the lowest KLD."
 

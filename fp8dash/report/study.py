@@ -74,10 +74,17 @@ def _by_windows(evidence: Evidence) -> WriteUp:
     rows = _ordered(evidence, judged)
     question = evidence.question
     return WriteUp(
-        question.question, question.why, _headline(evidence, judged), _reasons(evidence, judged),
-        _limits(evidence, judged, others), _table(evidence, judged, rows), heading(METRICS[question.metric]),
-        tuple(_bar(row) for row in judged.rows), rows, BY_INTERVAL,
-    )  # fmt: skip
+        question.question,
+        question.why,
+        _headline(evidence, judged),
+        _reasons(evidence, judged),
+        _limits(evidence, judged, others),
+        _table(evidence, judged, rows),
+        heading(METRICS[question.metric]),
+        tuple(_bar(row) for row in judged.rows),
+        rows,
+        BY_INTERVAL,
+    )
 
 
 def _judged(evidence: Evidence) -> tuple[Contest, list[Standing]]:
@@ -234,13 +241,17 @@ def _table(evidence: Evidence, judged: Contest, rows: Sequence[Standing]) -> Tab
     titles = ("Recipe", heading(metric), "Difference from the lowest (nats)", *map(heading, beside))
     lines = [
         (
-            row.name, shown(metric, getattr(row, metric.name)), _behind(judged, row),
+            row.name,
+            shown(metric, getattr(row, metric.name)),
+            _behind(judged, row),
             *(shown(m, getattr(row, m.name)) for m in beside),
             *(_extra(evidence, row, extra.name, extra.label) for extra in extras),
-            row.backend or DASH, row.state, row.run,
+            row.backend or DASH,
+            row.state,
+            row.run,
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     return Table((*titles, *(extra.title for extra in extras), "Backend", "State", "Run"), tuple(lines))
 
 
@@ -269,12 +280,17 @@ def _by_parts(evidence: Evidence) -> WriteUp:
     if rows:
         limits.append("These divergences have no interval: parts that are close may be tied.")
     return WriteUp(
-        evidence.question.question, evidence.question.why, _parts_headline(evidence, rows, ranked),
-        tuple(_parts_reason(row, ranked[row.run]) for row in rows), (*limits, *_scope(rows)),
-        _parts_table(rows, ranked), "KLD, cast alone (nats)",
-        tuple(_part_bar(row, part) for row in rows for part in ranked[row.run][:NAMED]), evidence.rows,
+        evidence.question.question,
+        evidence.question.why,
+        _parts_headline(evidence, rows, ranked),
+        tuple(_parts_reason(row, ranked[row.run]) for row in rows),
+        (*limits, *_scope(rows)),
+        _parts_table(rows, ranked),
+        "KLD, cast alone (nats)",
+        tuple(_part_bar(row, part) for row in rows for part in ranked[row.run][:NAMED]),
+        evidence.rows,
         "Each kind of Linear cast alone, emulated, then all others without it; KLD over the first two windows.",
-    )  # fmt: skip
+    )
 
 
 def _parts_headline(evidence: Evidence, rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]]) -> str:
@@ -310,11 +326,19 @@ def _parts_table(rows: Sequence[Standing], ranked: dict[str, list[Sensitivity]])
     return Table(
         (*titles, "Kept in the mixed recipe"),
         tuple(
-            (row.name, p.group, three(p.alone_kld), three(p.all_but_kld), f"{p.bits_per_weight:.2f}",
-             f"{p.parameters:,}", "yes" if p.kept else "no")
-            for row in rows for p in ranked[row.run]
+            (
+                row.name,
+                p.group,
+                three(p.alone_kld),
+                three(p.all_but_kld),
+                f"{p.bits_per_weight:.2f}",
+                f"{p.parameters:,}",
+                "yes" if p.kept else "no",
+            )
+            for row in rows
+            for p in ranked[row.run]
         ),
-    )  # fmt: skip
+    )
 
 
 def _part_bar(row: Standing, part: Sensitivity) -> Bar:

@@ -124,10 +124,16 @@ def of_runs(store: Store, question: Question, run_ids: Sequence[str], *, reused:
     have = {row.recipe for row in rows}
     missing = [text for text in question.recipes if recipe_from(text).text not in have]
     return Evidence(
-        question, tuple(rows), frozenset(reused), tuple(map(_name, missing)), store.windows(run_ids),
-        store.measurements(run_ids, wanted) if wanted else {}, store.sensitivities(run_ids),
-        comparison.unlike(finished, [facts[row.run] for row in finished]), tuple(elsewhere),
-    )  # fmt: skip
+        question,
+        tuple(rows),
+        frozenset(reused),
+        tuple(map(_name, missing)),
+        store.windows(run_ids),
+        store.measurements(run_ids, wanted) if wanted else {},
+        store.sensitivities(run_ids),
+        comparison.unlike(finished, [facts[row.run] for row in finished]),
+        tuple(elsewhere),
+    )
 
 
 def _of_one_content(rows: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:

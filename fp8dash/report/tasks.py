@@ -66,9 +66,12 @@ def _by_metric(items: Sequence[TaskItem]) -> dict[tuple[str, str], list[TaskItem
 
 
 def _line(
-    task: str, metric: str, numbers: Sequence[TaskNumbers],
-    sets: Sequence[dict[tuple[str, str], list[TaskItem]]], reference: int,
-) -> TaskLine:  # fmt: skip
+    task: str,
+    metric: str,
+    numbers: Sequence[TaskNumbers],
+    sets: Sequence[dict[tuple[str, str], list[TaskItem]]],
+    reference: int,
+) -> TaskLine:
     scores = [_score(of_run, task, metric) for of_run in numbers]
     documents = [of_run.get((task, metric), []) for of_run in sets]
     basis, differences, unlike = scores[reference], list[Difference | None](), list[str]()
