@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +168,8 @@ def _load(bench: Bench) -> Iterator[Item]:
         )
         check_tokens(loaded, bench.windows.ids.flatten().tolist())
     if "needle" in request.measures:
-        grid = _grid(request, bench.corpus)
+        special = [token.content for token in loaded.tokenizer.added_tokens_decoder.values() if token.special]
+        grid = _grid(request, bench.corpus, special)
         bench.grid, bench.left_out = fitting(loaded.tokenizer, grid, loaded.context, request.needles.chat)
     bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
     if "tasks" in request.measures:
@@ -313,9 +314,9 @@ def _needle(bench: Bench) -> Iterator[Item]:
     yield from needle(bench.prompts, answers, bench.needle_baseline, *given, bench.chunk)
 
 
-def _grid(request: Request, corpus: Corpus) -> NeedleGrid:
+def _grid(request: Request, corpus: Corpus, special: Collection[str]) -> NeedleGrid:
     needles = request.needles
-    haystack = haystack_of(needles.haystack, corpus.text)
+    haystack = haystack_of(needles.haystack, corpus.text, special)
     return NeedleGrid(needles.lengths, needles.depths, haystack, KINDS[needles.kind], needles.repeats, request.seed)
 
 

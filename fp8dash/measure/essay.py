@@ -6,6 +6,7 @@ word here changes the prompts: raise needle.METHOD.
 """
 
 import re
+from collections.abc import Collection
 
 from fp8dash.errors import CorpusError
 
@@ -93,9 +94,22 @@ one, and I understood only then why every merchant in the valley had trusted him
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
-def haystack_of(name: str, corpus: str) -> tuple[str, ...]:
-    """The sentences of a haystack; raises CorpusError where the corpus has none."""
-    return (NOISE,) if name == "noise" else sentences({"essay": ESSAY, "corpus": corpus}[name])
+def haystack_of(name: str, corpus: str, special: Collection[str] = ()) -> tuple[str, ...]:
+    """The sentences of a haystack; raises CorpusError where the corpus has none.
+
+    Those that spell one of the tokenizer's `special` tokens are left out: inside a chat template, whose own special
+    tokens must be read as such, theirs would end the turn.
+    """
+    if name == "noise":
+        return (NOISE,)
+    plain = tuple(part for part in sentences({"essay": ESSAY, "corpus": corpus}[name]) if not _spells(part, special))
+    if not plain:
+        raise CorpusError("Every sentence of the corpus spells a special token: choose the noise haystack.")
+    return plain
+
+
+def _spells(sentence: str, special: Collection[str]) -> bool:
+    return any(token in sentence for token in special)
 
 
 def sentences(text: str) -> tuple[str, ...]:

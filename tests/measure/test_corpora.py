@@ -5,10 +5,14 @@ import os
 import pytest
 import torch
 
+from fp8dash.choose.records import Measurement, StageResult
+from fp8dash.choose.request import Request
 from fp8dash.errors import CorpusError, ModelError
 from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
+from fp8dash.measure.essay import haystack_of
 from fp8dash.measure.prompts import build_prompt
 from fp8dash.model.load import check_tokens
+from fp8dash.pipeline import run_stages
 from tests.measure.test_needle import grid
 from tests.measure.test_perplexity import beginning_with_bos
 
@@ -33,6 +37,20 @@ def test_what_spells_a_special_token_inside_a_corpus_is_text(loaded):
     windows = cut_windows(loaded.tokenizer, Corpus("text", text, "0", ""), 4, 64, 2048)
     assert loaded.tokenizer.eos_token_id not in windows.ids
     assert windows.ids.flatten().tolist() == list(text.encode())[:256] or "<" in loaded.tokenizer.decode(windows.ids[0])
+
+
+def test_what_spells_a_special_token_in_a_haystack_ends_no_prompt(tiny, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("A sentence with <end> in the middle of it. A plain sentence of the haystack. " * 40)
+    request = Request.of(
+        model=str(tiny), corpus=str(corpus), recipe="BF16", measures=("needle",), needle_haystack="corpus",
+        needle_lengths=(700,), needle_depths=(50,),
+    )  # fmt: skip
+    results = [item for item in run_stages(request, frozenset(), tmp_path) if isinstance(item, StageResult)]
+    assert any(row.name == "needle" for result in results for row in result.rows if isinstance(row, Measurement))
+    assert haystack_of("corpus", corpus.read_text(), ["<end>"]) == ("A plain sentence of the haystack.",) * 40
+    with pytest.raises(CorpusError, match="Every sentence of the corpus spells a special token"):
+        haystack_of("corpus", "A sentence with <end> in the middle of it. " * 3, ["<end>"])
 
 
 def test_a_tokenizer_that_appends_eos_does_not_end_the_prompt_before_the_answer(loaded):
