@@ -43,7 +43,7 @@ def test_what_spells_a_special_token_in_a_haystack_ends_no_prompt(tiny, tmp_path
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("A sentence with <end> in the middle of it. A plain sentence of the haystack. " * 40)
     request = Request.of(
-        model=str(tiny), corpus=str(corpus), recipe="BF16", measures=("needle",), needle_haystack="corpus",
+        model=str(tiny), corpus=str(corpus), recipe="BF16", measures=("needle",), haystack="corpus",
         needle_lengths=(700,), needle_depths=(50,),
     )  # fmt: skip
     results = [item for item in run_stages(request, frozenset(), tmp_path) if isinstance(item, StageResult)]
