@@ -1,4 +1,4 @@
-"""What a worker may change about runs: those that it owns, and no other.
+"""What a worker may change about runs: only those that it owns.
 
 Every change to a run is fenced: it is made only while the run still belongs to this attempt of this worker. The fence
 stands in the UPDATE itself, because SQLite starts its transaction at the first write and not at the first read.
@@ -47,7 +47,7 @@ class Claims:
         self._store = store
 
     def claim(self, run_id: str, worker_id: str) -> Lease | None:
-        """A run that is queued or whose owner is gone, taken; None where it cannot be had or this worker is not alive.
+        """Takes a run that is queued or whose owner is gone; None if it is not available or this worker is not alive.
 
         A run that was started MAX_STARTS times without finishing a stage fails here, so that it cannot take its
         machine down for ever.
@@ -133,13 +133,13 @@ class Claims:
                     raise QueueError(f"Run {run_id} cannot be retried: only a failed or cancelled run can.")
         except IntegrityError as error:
             raise QueueError(
-                f"Run {run_id} cannot be retried: an identical run is queued or running already; wait for that one."
+                f"Run {run_id} cannot be retried: an identical run is already queued or running; wait for that one."
             ) from error
 
 
 _WORN_OUT = (
-    f"It was started {MAX_STARTS} times and no stage finished: each time its worker died or was stopped. It may take "
-    "the whole machine's memory: choose a smaller model or shorter windows, or retry; the finished stages are kept."
+    f"It was started {MAX_STARTS} times without finishing a stage: each time its worker died or was stopped. It may "
+    "use up the machine's memory: choose a smaller model or shorter windows, or retry; the finished stages are kept."
 )
 
 

@@ -71,7 +71,7 @@ def _private(file: Path) -> None:
         os.close(os.open(file, os.O_CREAT, 0o600))
     except OSError as error:
         raise StoreError(
-            f"The database {file} cannot be made: {error.strerror}. Set FP8DASH_DATA_DIR elsewhere."
+            f"The database {file} cannot be created: {error.strerror}. Set FP8DASH_DATA_DIR elsewhere."
         ) from error
 
 
@@ -107,13 +107,14 @@ def sentences(url: str) -> Iterator[None]:
         raise
     except UnicodeEncodeError as error:  # a lone surrogate: what a byte that is not UTF-8 becomes in an argument
         raise StoreError(
-            "Text that is not valid Unicode can neither be kept nor looked for: write it in UTF-8."
+            "Text that is not valid Unicode can be neither stored nor searched: write it in UTF-8."
         ) from error
     except DBAPIError as error:
         reason, place = str(error.orig), make_url(url).render_as_string(hide_password=True)
         if "locked" in reason:
             raise StoreError(
-                f"The database {place} is locked by another program for over {BUSY_SECONDS} s: close it and try again."
+                f"The database {place} has been locked by another program for over {BUSY_SECONDS} s: close that "
+                "program and try again."
             ) from error
         if "full" in reason or "No space" in reason:
             raise StoreError(

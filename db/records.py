@@ -58,11 +58,11 @@ def row_values(run_id: str, stage: str, row: Row) -> dict[str, Any]:
 
 
 def request_of(row: RunTable) -> tuple[Request, str]:
-    """What a run was asked, and why that is not all of it: empty where it is."""
+    """A run's request, and why it is incomplete; empty if it is complete."""
     try:
         return Request.from_json(row.request), ""
     except (InvalidChoice, TypeError, ValueError, AttributeError) as error:
-        why = f"What was asked cannot be read here, as another version of fp8dash wrote it ({error}): update fp8dash."
+        why = f"This run's request cannot be read, since another version of fp8dash wrote it ({error}): update fp8dash."
         return Request(model=row.model, recipe=row.recipe, corpus=row.corpus), why
 
 

@@ -218,13 +218,13 @@ class Store:
         """Replace a run's note, an empty one deletes it; raises InvalidChoice for one too long or by nobody."""
         note = note.strip()
         if len(note) > NOTE_LENGTH:
-            raise InvalidChoice(f"The note has {len(note):,} characters: {NOTE_LENGTH:,} at most are kept.")
+            raise InvalidChoice(f"The note has {len(note):,} characters: at most {NOTE_LENGTH:,} are allowed.")
         by = readable_name(by, "author of the note", LONGEST_OWNER, "ada") if note else ""
         who = {"note_by": by, "note_at": datetime.now(UTC) if note else None}
         self._change_standing(run_id, note=note, **who)
 
     def pin(self, run_id: str) -> None:
-        """Keep a run in sight: it can be asked for by its pin."""
+        """Pin a run: rows can be filtered by their pins."""
         self._change_standing(run_id, pinned=True)
 
     def unpin(self, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The workers' own rows: who holds which slot, who is alive, and what the dead left behind.
+"""The workers' own rows: which holds which slot, which are alive, and what the dead left behind.
 
 A worker is alive while its counter of beats rises. Whoever looks counts looks, not seconds, so that a clock that is
 set, a machine that slept and a database that was out of reach make nobody look dead who is not.
@@ -100,7 +100,7 @@ class Workers:
                 session.flush()
                 return _leftovers(session, host, slot)
         except IntegrityError as error:
-            raise QueueError(f"Slot {slot} on {host} has a worker already: stop it, or choose another slot.") from error
+            raise QueueError(f"Slot {slot} on {host} already has a worker: stop it, or choose another slot.") from error
 
     def describe(self, worker_id: str, device: str | None, facts: dict[str, Any]) -> None:
         """Say what a worker computes on."""

@@ -36,7 +36,7 @@ from jobs.queue import Queue
 
 POLL_SECONDS = 0.5
 NO_WORKER = (
-    "No worker is alive: start one with `fp8dash worker`, or `fp8dash up`. Waiting for it; Ctrl-C stops waiting."
+    "No worker is alive: start one with `fp8dash worker`, or `fp8dash up`. Waiting for one; Ctrl-C stops waiting."
 )
 PLACES = {"model": "model", "corpus": "corpus", "calibration": "calibration text"}  # options that may be paths
 ROWS = {"csv": export.to_csv, "markdown": export.to_markdown, "json": export.to_json}  # of all runs
@@ -103,7 +103,7 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _places(options: argparse.Namespace) -> dict[str, str]:
-    """Model and texts as any process on this machine finds them; says on stderr what a path was taken for."""
+    """Model and texts as any process on this machine finds them; reports on stderr how a path was resolved."""
     places = {}
     for name, what in PLACES.items():
         if (given := getattr(options, name, None)) is not None:
@@ -116,7 +116,7 @@ def _places(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _study(options: argparse.Namespace) -> int:
-    """A question's runs as one study, those that are there already left out; the answer where it is waited for."""
+    """A question's runs as one study, without those that already exist; with --wait, the answer."""
     question = QUESTIONS[options.question]
     asked = {"backend": options.backend, "device": options.device} | _places(options)
     with _opened() as (store, queue):
@@ -125,12 +125,14 @@ def _study(options: argparse.Namespace) -> int:
         if plan.answered:
             plan = study_evidence.plan(store, question.requests(base), _present(base))
         if plan.stale:
-            print(f"{len(plan.stale)} runs measured other contents of this model or corpus: they are measured again")
+            print(
+                f"{len(plan.stale)} runs measured different contents of this model or corpus: they are measured again"
+            )
         new = []
         if plan.missing:
             new = queue.submit(plan.missing, owner=options.owner, study=question.question, question=question)
         run_ids = [*(run.id for run in plan.answered), *new]
-        print(f"{len(plan.answered)} of {len(run_ids)} runs were there already; queued: {' '.join(new) or 'none'}")
+        print(f"{len(plan.answered)} of {len(run_ids)} runs already existed; queued: {' '.join(new) or 'none'}")
         if not options.wait:
             return 0
         status = _wait(store, run_ids, ())
@@ -187,7 +189,7 @@ def _report(options: argparse.Namespace) -> int:
         return _answer(options)
     if options.form not in ROWS:
         raise InvalidChoice(
-            f"“--{options.form}” is of one study: name it with --study, or choose --{', --'.join(ROWS)}."
+            f"“--{options.form}” writes one study: give it with --study, or choose --{', --'.join(ROWS)}."
         )
     with _opened() as (store, _):
         rows = comparison.standings(store, states=STATES)
@@ -213,11 +215,13 @@ def _write(file: Path, data: bytes) -> None:
     try:
         file.write_bytes(data)
     except OSError as error:
-        raise InvalidChoice(f"{file} cannot be written: {error.strerror}. Name a file in a folder of yours.") from error
+        raise InvalidChoice(
+            f"{file} cannot be written: {error.strerror}. Choose a file in a folder that you can write to."
+        ) from error
 
 
 def _demo(options: argparse.Namespace) -> int:
-    """The demo study through the real queue and a real worker; what is finished already is shown, not measured anew."""
+    """The demo study through the real queue and a real worker; finished runs are shown, not measured again."""
     requests = [Request(recipe=name, backend="emulated").checked() for name in DEMO_STUDY]
     web = [start_web(options.host, options.port)] if options.serve else []
     workers: list[Process] = []
@@ -281,9 +285,8 @@ def _opened() -> Iterator[tuple[Store, Queue]]:
 
 
 def _wait(store: Store, run_ids: Sequence[str], workers: Sequence[Process]) -> int:
-    """Tells of each run's steps until all have ended; 1 where one did not finish.
-
-    Where no worker is alive and none was started here, that is said once, and again when the last one leaves.
+    """Reports each run's steps until all have ended; 1 if one did not finish. If no worker is alive and none was
+    started here, that is reported once, and again when the last one leaves.
     """
     steps: dict[str, tuple[str | None, ...]] = {}
     is_alone = False
@@ -297,7 +300,7 @@ def _wait(store: Store, run_ids: Sequence[str], workers: Sequence[Process]) -> i
         if not any(run.is_active for run in runs):
             return int(any(run.state != FINISHED for run in runs))
         if ended := [worker.returncode for worker in workers if worker.poll() is not None]:
-            raise QueueError(f"The worker ended with status {ended[0]}: its message is above.")
+            raise QueueError(f"The worker exited with status {ended[0]}: its message is above.")
         was_alone, is_alone = is_alone, not workers and not at_work(store.workers())
         if is_alone and not was_alone:
             print(NO_WORKER, file=sys.stderr, flush=True)
@@ -318,7 +321,9 @@ def _address(options: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fp8dash", description="Which low-precision recipe to ship, by evidence.")
+    parser = argparse.ArgumentParser(
+        prog="fp8dash", description="Which low-precision recipe to ship, backed by measurements."
+    )
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -332,17 +337,17 @@ def _parser() -> argparse.ArgumentParser:
     add_request(command("submit", _submit, "queue runs and print their ids"))
     add_study(command("study", _study, "queue the runs that answer a question, as one study"))
     shipping = command("ship", _ship, "print which recipe of a model to ship, and why the others lost")
-    shipping.add_argument("--model", default=Request().model, help="as its runs name it (default: %(default)s)")
+    shipping.add_argument("--model", default=Request().model, help="as named in its runs (default: %(default)s)")
     shipping.add_argument("--budget", default="kld=0.05", help="kld=… or ln_ppl_diff=…, nats (default: %(default)s)")
     shipping.add_argument("--target", default="", help="a device that was measured, or an accelerator to predict")
-    shipping.add_argument("--batch", type=int, default=32, help="requests at once, of a prediction")
+    shipping.add_argument("--batch", type=int, default=32, help="concurrent requests, for a prediction")
     runs = command("runs", _runs, "list runs, newest first")
     runs.add_argument("--limit", type=int, default=50)
     for name, run, text in (("cancel", _cancel, "cancel a run"), ("retry", _retry, "queue a failed run again")):
         command(name, run, text).add_argument("run", help="a run's id, from `fp8dash runs`")
     report = command("report", _report, "print all runs with their numbers, or a study's answer")
     report.add_argument(
-        "--study", default="", metavar="ID", help="write up this study: its id is in its page's address"
+        "--study", default="", metavar="ID", help="write up this study; its id is in the address of its page"
     )
     written = report.add_mutually_exclusive_group()
     for name in ANSWERS:
@@ -350,10 +355,10 @@ def _parser() -> argparse.ArgumentParser:
     written.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file")
     written.set_defaults(form="markdown")
     demo = command("demo", _demo, "measure eight recipes on a small real model, then serve the result")
-    demo.add_argument("--no-serve", dest="serve", action="store_false", help="end after the study")
+    demo.add_argument("--no-serve", dest="serve", action="store_false", help="exit after the study")
     add_place(demo)
     add_owner(demo)
-    command("doctor", _doctor, "what this machine can run, and why not the rest")
+    command("doctor", _doctor, "what this machine can run natively, and why not the rest")
     return parser
 
 

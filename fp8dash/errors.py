@@ -1,26 +1,26 @@
-"""Everything that can go wrong and that a person can act on.
+"""Every error that a person can act on.
 
     Fp8dashError
-    ├── InvalidChoice        a format, recipe or request that cannot be
+    ├── InvalidChoice        an invalid format, recipe or request
     ├── ModelError           a model that cannot be found, trusted or read
     ├── CorpusError          a text that cannot be found or is too short
-    ├── KernelRefused        a native kernel that will not take these shapes or scales
+    ├── KernelRefused        a native kernel that does not take these shapes or scales
     ├── NotFinite            NaN or infinity where a number was needed
     ├── PlaceError           a folder of this installation that cannot be made or written to
     ├── StoreError           the database cannot be opened, read or written
     └── QueueError           a job that cannot be submitted, cancelled or retried
 
-A message says what was asked, why it cannot be, and what can be done. Any other exception is a defect: it is
+A message says what was asked, why it fails, and what to do. Any other exception is a defect: it is
 logged with its traceback and shown as an internal error.
 """
 
 
 class Fp8dashError(Exception):
-    """The root: its text is fit for the screen."""
+    """The root: its text is fit to be shown."""
 
 
 class InvalidChoice(Fp8dashError):
-    """A format, tile, recipe or request that cannot be."""
+    """An invalid format, tile, recipe or request."""
 
 
 class ModelError(Fp8dashError):

@@ -1,4 +1,4 @@
-"""The command line's options: a request's fields, who asks, and where the web server listens."""
+"""The command line's options: a request's fields, the owner, and where the web server listens."""
 
 import argparse
 import getpass
@@ -18,7 +18,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 def add_owner(parser: argparse.ArgumentParser) -> None:
     """Adds the name that runs are submitted under."""
-    parser.add_argument("--owner", default=_user(), help="who asks (default: %(default)s)")
+    parser.add_argument("--owner", default=_user(), help="owner of the runs (default: %(default)s)")
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:

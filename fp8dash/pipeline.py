@@ -1,6 +1,6 @@
 """A run from its first stage to its last: loads, casts and measures one recipe on one model.
 
-Stages that only prepare are always walked; what an earlier attempt recorded is not measured, or not told, again.
+Stages that only prepare always run; what an earlier attempt recorded is not measured, or not reported, again.
 Knows no database and no queue.
 """
 
@@ -56,7 +56,7 @@ from fp8dash.places import tasks_dir
 
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
 WINDOWED = COMPARED | {"gradients", "profile"}
-TIMED = {"gemm", "decode"}  # nothing may run beside what is timed
+TIMED = {"gemm", "decode"}  # nothing may run while timing
 
 NOT_RUN = "; the checkpoint’s own code (auto_map) is not run, transformers’ is"
 HASHES: dict[str, type[Fp8dashError]] = {"model_hash": ModelError, "corpus_hash": CorpusError}
@@ -67,7 +67,7 @@ Item = Progress | Row | Baseline
 
 @dataclass(slots=True)
 class Bench:
-    """What the stages of one run hand on to each other."""
+    """What the stages of one run pass on to each other."""
 
     request: Request
     recipe: Recipe
@@ -76,10 +76,10 @@ class Bench:
     where: torch.device
     passes: Passes
     recorded: dict[str, str | None] = field(default_factory=dict)  # hashes of what an earlier attempt measured
-    facts: dict[str, Any] = field(default_factory=dict)  # what the present stage found out about the run
+    facts: dict[str, Any] = field(default_factory=dict)  # facts about the run from the current stage
     loaded: LoadedModel = field(init=False)  # from load, as are the next five
     reading: Reading = field(init=False)  # with BOS resolved
-    chunk: int = CHUNK  # of prompts; WHOLE where the model is another one when it is read in chunks
+    chunk: int = CHUNK  # of prompts; WHOLE if the model computes something else when read in chunks
     corpus: Corpus = field(init=False)
     windows: Windows = field(init=False)  # only where one of WINDOWED is measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
@@ -89,9 +89,9 @@ class Bench:
     untimed: float = field(init=False)  # share of the blocks' weights that have no shape there
     baseline: Baseline = field(init=False)  # from baseline, only where one of COMPARED is measured
     kv_baseline: Paths = field(init=False)  # from baseline, only where the KV cache is
-    grid: NeedleGrid = field(init=False)  # from load, only where needles are looked for
-    left_out: tuple[str, ...] = ()  # why lengths that were asked for are not in it
-    prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are looked for, as is the next
+    grid: NeedleGrid = field(init=False)  # from load, only where needles are measured
+    left_out: tuple[str, ...] = ()  # why some requested lengths are not in it
+    prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are measured, as is the next
     needle_baseline: list[Answer] = field(init=False)
     observed: Observed | None = None  # from sensitivity or quantize, whichever is first
     backend: RanBy = BASELINE  # from quantize
@@ -107,9 +107,8 @@ def run_stages(
 ) -> Iterator[Progress | StageResult]:
     """Progress, and a StageResult for each stage that is not `done`; raises Fp8dashError with what to change.
 
-    `recorded` holds the hashes (of HASHES) of what an earlier attempt measured: other files now fail the run.
-
-    `tell` hears of a step that takes long while the model is at it: what a generator cannot yield.
+    `recorded` holds the hashes (of HASHES) of what an earlier attempt measured: changed files fail the run. `tell` is
+    called during a step that takes long, when a generator cannot yield.
     """
     request = request.checked()
     left = [name for name in request.measures if name not in done]
@@ -128,7 +127,7 @@ def run_stages(
 
 
 def _walk(name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench) -> Generator[Progress, None, StageResult]:
-    """Progress as it comes; returns the stage's result."""
+    """Passes on Progress; returns the stage's result."""
     start, bench.facts = time.perf_counter(), {}
     rows: list[Row] = []
     yield Progress(name, 0, 1)
@@ -145,7 +144,7 @@ def _walk(name: str, work: Callable[[Bench], Iterator[Item]], bench: Bench) -> G
 
 def _load(bench: Bench) -> Iterator[Item]:
     request = bench.request
-    yield Progress("load", 0, 3, f"finding {request.model}")
+    yield Progress("load", 0, 3, f"looking for {request.model}")
     bench.corpus = load_corpus(request.corpus)
     folder = locate(request.model, bench.cache)
     brings_code = own_code(folder)
@@ -156,7 +155,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     check_fit(loaded.model, bench.recipe, exported="export" in request.measures)
     if "export" in request.measures:
         check_stored(loaded.model, folder, bench.recipe)
-    yield Progress("load", 2, 3, "cutting the corpus")
+    yield Progress("load", 2, 3, "cutting the corpus into windows")
     if WINDOWED & set(request.measures):
         bench.windows = cut_windows(
             loaded.tokenizer,
@@ -175,14 +174,14 @@ def _load(bench: Bench) -> Iterator[Item]:
     if "tasks" in request.measures:
         from fp8dash.measure.harness import find_tasks  # lm-eval takes seconds to import
 
-        yield Progress("load", 2, 3, "fetching the tasks’ data")
+        yield Progress("load", 2, 3, "downloading the tasks’ data")
         bench.tasks = find_tasks(request.tasks.names, loaded, tasks_dir())
     if {"needle", "kv"} & set(request.measures):
         bench.chunk = chunk_of(loaded.model)
         if bench.chunk == WHOLE and "kv" in request.measures:
             raise ModelError(
-                f"{type(loaded.model).__name__} is another model when it is read in chunks through its cache: leave "
-                "out the measure kv, and kv= of the recipe."
+                f"{type(loaded.model).__name__} computes something else when read in chunks through its cache: leave "
+                "out the measure kv, and kv= in the recipe."
             )
     bench.base_head = full_head(loaded.model)
     bench.passes.watch(loaded.model, bench.base_head)
@@ -192,15 +191,16 @@ def _load(bench: Bench) -> Iterator[Item]:
 
 
 def _check_identity(bench: Bench) -> None:
-    """Raises ModelError or CorpusError where files changed since an earlier attempt: two would stand in one run."""
+    """Raises ModelError or CorpusError if files changed since an earlier attempt: one run must not mix two."""
     now = {"model_hash": bench.loaded.content_hash, "corpus_hash": bench.corpus.content_hash}
     names = {"model_hash": f"The model “{bench.request.model}”", "corpus_hash": f"The corpus “{bench.corpus.name}”"}
     for name, error in HASHES.items():
         before = bench.recorded.get(name)
         if before and before != now[name]:
             raise error(
-                f"{names[name]} is not what this run began with: its hash was {before[:12]} and is {now[name][:12]} "
-                "now. Put the earlier files back and retry, or submit the run anew to measure the present ones."
+                f"{names[name]} has changed since this run began: its hash was {before[:12]} and is now "
+                f"{now[name][:12]}. Restore the earlier files and retry, or submit the run again to measure the "
+                "current ones."
             )
 
 
@@ -245,7 +245,7 @@ def _sensitivity(bench: Bench) -> Iterator[Item]:
 
 
 def _observed(bench: Bench, stage: str) -> Generator[Progress, None, Observed]:
-    """What calibration text shows of the unquantized model, looked at once."""
+    """What calibration text shows about the unquantized model, computed once."""
     if bench.calibration is None:
         return NOTHING
     if bench.observed is None:
@@ -302,7 +302,7 @@ def _kv(bench: Bench) -> Iterator[Item]:
 
 def _needle(bench: Bench) -> Iterator[Item]:
     request, answers = bench.request, bench.needle_baseline
-    if not bench.recipe.is_baseline:  # else they are the run's own: nothing was cast
+    if not bench.recipe.is_baseline:  # otherwise they are the run's own: nothing was cast
         answers = []
         for item in answered(bench.loaded, bench.prompts, bench.recipe.kv, "needle", bench.chunk):
             if isinstance(item, Answer):
@@ -358,7 +358,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
 
 
 def _calibration(bench: Bench, loaded: LoadedModel) -> tuple[Tensor | None, dict[str, Any]]:
-    """The windows [count, L] that scales are made from, and facts about them; None and none where no scale is."""
+    """The windows [count, L] that scales are made from, and facts about them; None and no facts if no scale is."""
     request = bench.request
     if not bench.recipe.needs_calibration:
         return None, {}
@@ -373,7 +373,7 @@ def _calibration(bench: Bench, loaded: LoadedModel) -> tuple[Tensor | None, dict
 
 
 def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, Any]:
-    """Facts that travel with a run's numbers."""
+    """Facts stored with a run's numbers."""
     return {
         "model_hash": loaded.content_hash,
         "corpus_hash": corpus.content_hash,

@@ -2,7 +2,7 @@
 
 FP8DASH_DATA_DIR      logs, caches and the default database (default: the platform's user data folder)
 FP8DASH_DATABASE_URL  an SQLAlchemy URL; a team moves to Postgres with it (default: SQLite in the data folder)
-FP8DASH_HOSTS         names by which browsers reach the dashboard, beside this machine's own, divided by commas
+FP8DASH_HOSTS         names by which browsers reach the dashboard, besides this machine's own, separated by commas
 """
 
 import os
@@ -49,17 +49,17 @@ def sqlite_url(file: Path, scheme: str = "sqlite") -> str:
 
 
 def allowed_hosts() -> list[str]:
-    """Names by which browsers reach the dashboard, beside this machine's own."""
+    """Names by which browsers reach the dashboard, besides this machine's own."""
     return [name for part in os.environ.get("FP8DASH_HOSTS", "").split(",") if (name := part.strip())]
 
 
 def cache_dir() -> Path:
-    """Converted models and cached baselines: safe to delete while no run is going."""
+    """Converted models and cached baselines: safe to delete while no run is active."""
     return _made(data_dir() / "cache")
 
 
 def log_file(run_id: str) -> Path:
-    """The log of a run: all that its process printed, over all its attempts."""
+    """The log of a run: everything its process printed, over all its attempts."""
     return _made(data_dir() / "logs") / f"{run_id}.log"
 
 
@@ -99,7 +99,9 @@ def _made(folder: Path) -> Path:
             if isinstance(error, FileExistsError)
             else getattr(error, "strerror", error)
         )
-        raise PlaceError(f"The folder {folder} cannot be made: {why}. Set FP8DASH_DATA_DIR to another one.") from error
+        raise PlaceError(
+            f"The folder {folder} cannot be created: {why}. Set FP8DASH_DATA_DIR to another one."
+        ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PlaceError(f"The folder {folder} cannot be written to. Set FP8DASH_DATA_DIR to another one.")
     return folder

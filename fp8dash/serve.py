@@ -44,7 +44,7 @@ def answered_names(host: str) -> list[str]:
     """By which names and addresses a browser may reach a dashboard that listens on `host`.
 
     A page on any other name is refused, whatever it resolves to: else a site that a user visits could point its own
-    name at this machine and read the dashboard (DNS rebinding). FP8DASH_HOSTS adds names, divided by commas.
+    name at this machine and read the dashboard (DNS rebinding). FP8DASH_HOSTS adds names, separated by commas.
     """
     names = ["localhost", "127.0.0.1", "::1", *allowed_hosts()]
     names += [socket.gethostname(), _own_address()] if host in EVERYWHERE else [host]
@@ -72,7 +72,7 @@ def serve(web: Process, workers: Sequence[Process], address: str) -> None:
     One whose slot has a worker already is not: that one takes the runs.
     """
     kept = [_Kept(worker) for worker in workers]
-    print(f"fp8dash serves at {address} until Ctrl-C.", flush=True)
+    print(f"fp8dash is serving at {address}; stop it with Ctrl-C.", flush=True)
     try:
         while web.poll() is None:
             for worker in kept:
@@ -97,11 +97,11 @@ class _Kept:
         if status is None or self._due == NEVER:
             return
         if status == SLOT_TAKEN:
-            print("The worker that runs already takes the runs: no second one is started.", flush=True)
+            print("A worker is already running and takes the runs: no second one is started.", flush=True)
             self._due = NEVER
         elif not self._due:
             self._pause = RESTART_SECONDS if now - self._since > STEADY_SECONDS else self._pause
-            print(f"The worker ended with status {status}: starting it again in {self._pause:g} s.", flush=True)
+            print(f"The worker exited with status {status}: restarting it in {self._pause:g} s.", flush=True)
             self._due, self._pause = now + self._pause, min(2 * self._pause, LONGEST_RESTART_SECONDS)
         elif now >= self._due:
             self.process, self._since, self._due = start_worker(), now, 0.0

@@ -118,13 +118,13 @@ def open_log(run_id: str, header: str) -> int:
 
 
 def sentence(error: BaseException, stage: str = "", model: str = "") -> str:
-    """What the screen says of an error: what happened, in which stage, whose fault it is, and what can be done.
+    """The message for an error: what happened, in which stage, whose fault it is, and what can be done.
 
     >>> sentence(MemoryError(), "perplexity", "demo")
     'The machine ran out of memory in the stage perplexity. Choose a smaller model or shorter windows, then retry: \
 finished stages are kept.'
     >>> sentence(MemoryError(), "load", "./big")
-    'The machine ran out of memory while “./big” was read: its config or weights ask for more than there is. \
+    'The machine ran out of memory while reading “./big”: its config or weights need more than there is. \
 Choose a smaller model, or a machine with more memory, then retry: finished stages are kept.'
     >>> sentence(KeyError("lm_head"))
     "Internal error: KeyError: 'lm_head'. The log has the details."
@@ -135,7 +135,7 @@ Choose a smaller model, or a machine with more memory, then retry: finished stag
         if isinstance(cause, OSError) and cause.errno == errno.ENOSPC or "No space left on device" in text:
             return f"The disk is full. Free some space or set FP8DASH_DATA_DIR elsewhere, {kept}"
         if type(cause).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
-            return f"The GPU {_exhausted(stage, model, 'End what else uses it, or choose a smaller model')}, {kept}"
+            return f"The GPU {_exhausted(stage, model, 'End other processes on it, or choose a smaller model')}, {kept}"
         if isinstance(cause, MemoryError) or "can't allocate memory" in text or "Cannot allocate memory" in text:
             return f"The machine {_exhausted(stage, model, 'Choose a smaller model or shorter windows')}, {kept}"
     if isinstance(error, Fp8dashError):
@@ -145,22 +145,22 @@ Choose a smaller model, or a machine with more memory, then retry: finished stag
 
 def _exhausted(stage: str, model: str, remedy: str) -> str:
     if stage == FIRST and model:
-        asked = "its config or weights ask for more than there is"
+        asked = "its config or weights need more than there is"
         more = "Choose a smaller model, or a machine with more memory"
-        return f"ran out of memory while “{model}” was read: {asked}. {more}"
+        return f"ran out of memory while reading “{model}”: {asked}. {more}"
     return f"ran out of memory{f' in the stage {stage}' if stage else ''}. {remedy}"
 
 
 def died_of(status: int, deaths: int, stage: str = "") -> str:
-    """What the screen says of a child that kept dying of signals.
+    """The message for a child that was ended by signals again and again.
 
     >>> died_of(-9, 3, "perplexity")
-    'Its process was ended by SIGKILL 3 times in the stage perplexity. The kernel may have run out of memory: choose a \
-smaller model or shorter windows, or retry; finished stages are kept.'
+    'Its process was killed by SIGKILL 3 times in the stage perplexity. The kernel may have run out of memory: choose \
+a smaller model or shorter windows, or retry; finished stages are kept.'
     """
     name, where = signal.Signals(-status).name, f" in the stage {stage}" if stage else ""
     return (
-        f"Its process was ended by {name} {deaths} times{where}. The kernel may have run out of memory: choose a "
+        f"Its process was killed by {name} {deaths} times{where}. The kernel may have run out of memory: choose a "
         "smaller model or shorter windows, or retry; finished stages are kept."
     )
 

@@ -73,7 +73,7 @@ class Queue:
         `question` is what the study asks; None for one of somebody's own.
         """
         if not requests:
-            raise QueueError("Nothing is to be run: choose at least one recipe.")
+            raise QueueError("No recipe is chosen: choose at least one.")
         return self._enqueue(self._store.add_runs(requests, owner=owner, study=study, question=question))
 
     def submit_one(self, request: Request, *, owner: str) -> str:
@@ -83,8 +83,8 @@ class Queue:
     def cancel(self, run_id: str) -> None:
         """Cancel a queued or running run: its row at once, its process within seconds; raises QueueError if ended."""
         if not self._claims.cancel(run_id):
-            raise QueueError(f"Run {run_id} cannot be cancelled: it is {self._store.run(run_id).state} already.")
-        with _sentences("The run is cancelled, and its process ends within seconds, but"):
+            raise QueueError(f"Run {run_id} cannot be cancelled: it is already {self._store.run(run_id).state}.")
+        with _sentences("The run is cancelled and its process ends within seconds, but"):
             self._client.cancel_workflow(run_id)
 
     def retry(self, run_id: str) -> None:
@@ -179,7 +179,7 @@ def engine_url(store_url: str) -> str:
     if file is None:
         return store_url
     if file.name == ":memory:":
-        raise QueueError("A database in memory cannot be shared with a worker: name a file in FP8DASH_DATABASE_URL.")
+        raise QueueError("An in-memory database cannot be shared with a worker: set FP8DASH_DATABASE_URL to a file.")
     return beside(store_url, "-queue")
 
 

@@ -107,7 +107,7 @@ class SlotWorker:
                 self._workers.bury(holder)
                 continue
             if not same:
-                log.info("slot %d on %s: waiting whether its worker %s is alive", self.slot, host, holder.worker_id)
+                log.info("slot %d on %s: checking whether its worker %s is alive", self.slot, host, holder.worker_id)
             watched = holder
             self._stop.wait(BEAT_SECONDS)
         return None
@@ -166,7 +166,7 @@ class SlotWorker:
             self._stop.wait(BEAT_SECONDS)
         else:
             return
-        raise QueueError(f"Worker {self.id} was marked dead, for it gave no sign of life for a minute: start another.")
+        raise QueueError(f"Worker {self.id} was marked dead after a minute without a heartbeat: start another.")
 
     def _tend(self, queue: Queue) -> None:
         """Queue again what workers that are gone were running: the runs, and their workflows in the engine, which its
@@ -207,7 +207,7 @@ class SlotWorker:
             except Exception as unexpected:
                 log.exception("run %s", run_id)
                 what = f"{type(unexpected).__name__}: {unexpected}"
-                state, error = FAILED, f"Internal error: {what}. The worker's log has it."
+                state, error = FAILED, f"Internal error: {what}. The worker's log has the traceback."
             if state != AGAIN:
                 if state != LOST:
                     await _persist(self._claims.finish, lease, state, error)
@@ -243,11 +243,11 @@ class SlotWorker:
             await asyncio.gather(listening, lost, return_exceptions=True)
 
     async def _failure(self, lease: Lease, last: dict[str, Any], status: int) -> tuple[str, str | None]:
-        """What became of a run whose child did not reach its end: failed with a reason, or AGAIN or LOST."""
+        """The outcome of a run whose child did not reach its end: failed with a reason, or AGAIN or LOST."""
         if ERROR in last:
             return FAILED, str(last[ERROR])
         if status >= 0:
-            return FAILED, f"Internal error: its process ended early with status {status}. The log has the details."
+            return FAILED, f"Internal error: its process exited early with status {status}. The log has the details."
         log.warning("run %s: its process was ended by signal %d", lease.run_id, -status)
         if -status in ASKED_TO_END or self._stop.is_set():  # by somebody else: no fault of the run
             return AGAIN, None
@@ -322,7 +322,7 @@ async def _persist(write: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 def _taken(host: str, slot: int, holder: Holder) -> SlotTaken:
     return SlotTaken(
-        f"Slot {slot} on {host} has a worker already (process {holder.pid}): stop that one, or choose another slot."
+        f"Slot {slot} on {host} already has a worker (process {holder.pid}): stop that one, or choose another slot."
     )
 
 

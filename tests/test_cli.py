@@ -45,7 +45,7 @@ def test_submit_prints_ids_that_runs_and_report_know(capsys):
     assert all(row["owner"] == "ada" and row["state"] == "queued" for row in rows)
     assert main(["cancel", ids[0]]) == 0
     assert main(["cancel", ids[0]]) == 1
-    assert "cancelled already" in printed(capsys).err
+    assert "already cancelled" in printed(capsys).err
     assert main(["retry", ids[0]]) == 0
 
 
@@ -94,22 +94,22 @@ def test_a_kind_of_needle_brings_rulers_haystack_unless_one_is_named(capsys):
     [
         (["submit", "--needle-kind", "single_2", "--haystack", "noise"], "choose the haystack essay or corpus"),
         (["submit", "--recipe", "fp9"], "not part of a recipe"),
-        (["submit", "--study", " "], "The study has no name"),
-        (["submit", "--owner", ""], "The owner has no name"),
+        (["submit", "--study", " "], "The study has no readable name"),
+        (["submit", "--owner", ""], "The owner has no readable name"),
         (["submit", "--windows", "0"], "out of range"),
-        (["submit", "--tasks", "/tmp/task.yaml"], "is not a task's name"),
-        (["submit", "--measures", "tasks"], "No task is named"),
+        (["submit", "--tasks", "/tmp/task.yaml"], "is not a task name"),
+        (["submit", "--measures", "tasks"], "No task is given"),
         (["cancel", "nope"], "nope"),
         (["retry", "nope"], "nope"),
         (["submit", "--windows", "1000000000"], "choose 1 to 100,000"),
         (["submit", "--measures", ""], "choose at least one of gemm"),
         (["submit", "--device", "cuda;rm"], "choose auto, cpu, cuda or cuda:1"),
-        (["submit", "--model", "./nonesuch"], "give its whole path"),
-        (["submit", "--model", "org/../x"], "give its whole path"),
+        (["submit", "--model", "./nonesuch"], "give its full path"),
+        (["submit", "--model", "org/../x"], "give its full path"),
         (["submit", "--corpus", "nonesuch.txt"], "There is no corpus nonesuch.txt in"),
-        (["submit", "--owner", "\u200b\u2060"], "The owner has no name"),
-        (["submit", "--owner", "o" * 10_000_000], "60 at most"),
-        (["submit", "--study", "s" * 10_000_000], "400 at most"),
+        (["submit", "--owner", "\u200b\u2060"], "The owner has no readable name"),
+        (["submit", "--owner", "o" * 10_000_000], "at most 60"),
+        (["submit", "--study", "s" * 10_000_000], "at most 400"),
         *(
             (["submit", f"--{name}", "/models/\udcff"], "in UTF-8")  # as a byte that is not UTF-8 arrives
             for name in ("owner", "study", "model", "corpus", "calibration")
@@ -151,8 +151,8 @@ def test_paths_are_made_whole_at_submit_and_said(capsys, tmp_path, monkeypatch):
 
 def test_what_a_folders_config_rules_out_is_refused_at_submit(capsys, tiny):
     for recipe, measures, sentence in (
-        ("W4A16", "gemm,export", "64 columns are no multiple of 128"),
-        ("w=int8/row skip=down_proj", "gemm", "matches no module of this model; nearest: skip=*.down_proj"),
+        ("W4A16", "gemm,export", "64 columns are not a multiple of 128"),
+        ("w=int8/row skip=down_proj", "gemm", "matches no module of this model; closest alternative: skip=*.down_proj"),
     ):
         assert main(["submit", "--model", str(tiny), "--recipe", recipe, "--measures", measures]) == 1
         assert sentence in printed(capsys).err
@@ -229,7 +229,7 @@ def test_a_port_in_use_is_one_sentence(capsys):
 def test_a_database_that_cannot_be_opened_is_one_sentence(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("FP8DASH_DATABASE_URL", "sqlite:////proc/none/x.sqlite")
     assert main(["runs"]) == 1
-    assert "cannot be made" in printed(capsys).err
+    assert "cannot be created" in printed(capsys).err
 
 
 def test_a_defect_is_an_internal_error_with_its_traceback_in_a_file(capsys, monkeypatch, tmp_path):
@@ -256,9 +256,9 @@ def test_doctor_says_what_runs_here_and_why_not_the_rest():
 
 def test_a_question_is_queued_once_and_its_study_written_up(capsys):
     assert main(["study", "deploy", "--owner", "ada", "--backend", "emulated"]) == 0
-    assert printed(capsys).out.startswith("0 of 5 runs were there already; queued: ")
+    assert printed(capsys).out.startswith("0 of 5 runs already existed; queued: ")
     assert main(["study", "deploy", "--owner", "ada", "--backend", "emulated"]) == 0
-    assert printed(capsys).out == "5 of 5 runs were there already; queued: none\n"
+    assert printed(capsys).out == "5 of 5 runs already existed; queued: none\n"
     store = Store(database_url())
     (study,) = store.studies()
     store.close()
@@ -270,7 +270,7 @@ def test_a_question_is_queued_once_and_its_study_written_up(capsys):
     assert main(["report", "--study", study.id, "--html"]) == 0
     assert printed(capsys).out.startswith("<!doctype html>")
     assert main(["report", "--html"]) == 1
-    assert "is of one study" in printed(capsys).err
+    assert "writes one study" in printed(capsys).err
 
 
 def test_ship_prints_the_decision_and_why_the_others_lost(capsys):

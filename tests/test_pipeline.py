@@ -81,7 +81,7 @@ def test_what_cannot_be_measured_is_said_before_anything_is_cast(request_, tmp_p
         ({"window_length": 4096}, CorpusError, "exceed the model's context"),
         ({"recipe": "w=fp8/row"}, InvalidChoice, "not a format"),
         ({"corpus": "/none.txt"}, CorpusError, "cannot be read"),
-        ({"recipe": "W4A16", "measures": ("gemm", "export")}, InvalidChoice, "64 columns are no multiple of 128"),
+        ({"recipe": "W4A16", "measures": ("gemm", "export")}, InvalidChoice, "64 columns are not a multiple of 128"),
         ({"needle_lengths": (128, 256)}, CorpusError, "cannot hold the question itself: choose at least"),
     ):
         seen = []
@@ -101,8 +101,8 @@ def test_a_studys_usual_needles_can_be_looked_for_with_one_token_a_byte(request_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": " "}, "No model is named"),
-        ({"corpus": ""}, "No corpus is named"),
+        ({"model": " "}, "No model is given"),
+        ({"corpus": ""}, "No corpus is given"),
         ({"backend": "gpu"}, "not a backend"),
         ({"haystack": "hay"}, "not a haystack"),
         ({"measures": ("speed",)}, "not a measure"),
@@ -129,5 +129,5 @@ def test_a_run_taken_up_again_on_other_files_fails_with_both_hashes(request_, tm
     recorded = {key: facts[key] for key in ("model_hash", "corpus_hash")}
     next(run_stages(request_, done, tmp_path, recorded=recorded))
     changed = recorded | {name: "0" * 64}
-    with pytest.raises((ModelError, CorpusError), match=f"its hash was 0{{12}} and is {facts[name][:12]} now"):
+    with pytest.raises((ModelError, CorpusError), match=f"its hash was 0{{12}} and is now {facts[name][:12]}"):
         list(run_stages(request_, done, tmp_path, recorded=changed))

@@ -1,4 +1,4 @@
-"""Where data goes: any folder name is meant as it is written, and one that cannot be made is said in a sentence."""
+"""Where data goes: any folder name is meant as it is written, and one that cannot be created is said in a sentence."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_file_in_the_data_folders_way_is_one_sentence(tmp_path, monkeypatch, c
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(tmp_path.joinpath("taken", *inner)))
     assert main(command) == 1
     message = capsys.readouterr().err
-    assert "cannot be made" in message and "Set FP8DASH_DATA_DIR to another one." in message
+    assert "cannot be created" in message and "Set FP8DASH_DATA_DIR to another one." in message
     assert message.count("\n") == 1 and "Traceback" not in message
 
 
@@ -62,5 +62,5 @@ def test_a_file_in_the_data_folders_way_is_one_sentence(tmp_path, monkeypatch, c
 def test_a_file_in_the_way_of_an_inner_folder_is_a_sentence_too(tmp_path, monkeypatch, name):
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(tmp_path))
     (tmp_path / name).write_text("")
-    with pytest.raises(PlaceError, match=f"{name} cannot be made: a file of that name is in the way"):
+    with pytest.raises(PlaceError, match=f"{name} cannot be created: a file of that name is in the way"):
         cache_dir() if name == "cache" else log_file("abc")

@@ -15,7 +15,7 @@ FEW_WINDOWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One remark; `warning` where the run will disappoint, `note` where it is worth knowing."""
+    """One remark; `warning` if the run will disappoint, `note` if it is worth knowing."""
 
     level: str
     text: str
@@ -42,7 +42,9 @@ def advise(
             )
         elif device.kind == "cpu" and recipe.weights and recipe.weights.format != INT8:
             remarks.append(
-                Advice("note", "CPU kernels convert FP8 to wider numbers first: expect it slower than BF16 here.")
+                Advice(
+                    "note", "CPU kernels convert FP8 to wider numbers first: expect this to be slower than BF16 here."
+                )
             )
     return tuple(remarks)
 
@@ -71,39 +73,40 @@ def _on_casts(recipe: Recipe) -> list[Advice]:
         remarks.append(
             Advice(
                 "warning",
-                "INT8 with one scale per activation tensor collapses once outliers appear: a control, not a candidate.",
+                "INT8 with one scale per activation tensor collapses once outliers appear: use it as a control, not "
+                "a candidate.",
             )
         )
     if any(cast.format == E5M2 for cast in casts):
         remarks.append(Advice("note", "E5M2 rounds twice as coarsely as E4M3: its range is meant for gradients."))
     if recipe.weights and not recipe.activations:
         remarks.append(
-            Advice("note", "Weights only: memory falls, the products stay in BF16, so GEMMs do not speed up.")
+            Advice("note", "Weights only: memory shrinks, but the products stay in BF16, so GEMMs do not get faster.")
         )
     if recipe.accumulator:
-        text = f"acc={recipe.accumulator.name} is simulated to the bit and very slow: take few, short windows."
+        text = f"acc={recipe.accumulator.name} is simulated bit by bit and very slow: use few, short windows."
         remarks.append(Advice("warning", text))
     if recipe.activations and recipe.activations.when.name == "static":
         remarks.append(
             Advice(
                 "note",
-                "Static scales save the amax at run time; text unlike the calibration text is clipped. The run says "
-                "how much was.",
+                "Static scales save the amax at run time, but text unlike the calibration text is clipped. The run "
+                "reports how much.",
             )
         )
     if recipe.activations and recipe.activations.when.name == "delayed":
         remarks.append(
             Advice(
                 "note",
-                "Delayed scales follow the passes before: a pass is one window, or one decoded token. Meant for "
-                "training; the history starts from the calibration text.",
+                "Delayed scales come from earlier passes; a pass is one window or one decoded token. They are meant "
+                "for training; the history starts with the calibration text.",
             )
         )
     if recipe.activations and not recipe.weights:
         remarks.append(
             Advice(
                 "note",
-                "Activations only: nothing gets smaller or faster; useful to see where the loss comes from.",
+                "Activations only: nothing gets smaller or faster, but it shows where the loss comes from.",
             )
         )
     return remarks
@@ -114,7 +117,8 @@ def _on_attention(recipe: Recipe) -> list[Advice]:
     if recipe.casts_attention:
         remarks.append(
             Advice(
-                "note", "The KV cache and attention are emulated on any device: quality is exact, speed is not shown."
+                "note",
+                "The KV cache and attention are emulated on any device: quality is exact, speed is not measured.",
             )
         )
     if recipe.kv:
@@ -123,8 +127,9 @@ def _on_attention(recipe: Recipe) -> list[Advice]:
         remarks.append(
             Advice(
                 "warning",
-                "Attention's own products are cast too: it loses more than the KV cache alone and gains only in fused "
-                "kernels. Sums are float32 here: what narrow accumulators lose over long contexts comes on top.",
+                "Attention's own products are cast too: this loses more than the KV cache alone and pays off only "
+                "in fused kernels. Sums are float32 here: losses of narrow accumulators over long contexts come on "
+                "top.",
             )
         )
     return remarks
@@ -140,11 +145,13 @@ def _on_kv(kv: KvCast) -> Advice:
             f"{kv.format.max:,.0f} are clipped. Compare with kv={kv.format.name}/{kv.share}.",
         )
     if kv.scale == "static":
-        return Advice("note", "KV scales are calibrated once a layer: what serving engines read from a checkpoint.")
+        return Advice(
+            "note", "KV scales are calibrated once per layer, as serving engines read them from a checkpoint."
+        )
     return Advice(
         "note",
-        "KV scales are dynamic: each prompt and each decoded token by its own amax. Engines that keep one static scale "
-        f"a layer may lose more: kv={kv.format.name}/tensor/static shows that, and /unit scale 1.0.",
+        "KV scales are dynamic: each prompt and each decoded token has its own amax. Engines with one static scale "
+        f"per layer may lose more: kv={kv.format.name}/tensor/static shows how much, and /unit shows scale 1.0.",
     )
 
 
@@ -158,9 +165,9 @@ def _on_shape(recipe: Recipe, shape: ModelShape) -> list[Advice]:
             remarks.append(
                 Advice(
                     "note",
-                    f"K = {widths} is no multiple of {width}: each row's last tile is smaller, padded with zeros.",
+                    f"K = {widths} is not a multiple of {width}: each row's last tile is padded with zeros.",
                 )
             )
     if shape.tied and "lm_head" in recipe.also and "embeddings" not in recipe.also:
-        remarks.append(Advice("note", "The head is tied to the embedding: casting it alone stores it twice."))
+        remarks.append(Advice("note", "The head is tied to the embedding: casting only the head stores it twice."))
     return remarks

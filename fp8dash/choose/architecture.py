@@ -1,4 +1,4 @@
-"""A decoder's shape from its config.json alone: its Linears, what a token keeps in the KV cache, and its parameters.
+"""A decoder's shape from its config.json alone: its Linears, what a token takes in the KV cache, and its parameters.
 
 Dense and mixture-of-experts models of Llama's kind, with grouped-query attention or DeepSeek's MLA. Values only: no
 torch, nothing is downloaded.
@@ -39,7 +39,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What planning needs of a model."""
+    """What planning needs to know about a model."""
 
     name: str
     layers: int
@@ -101,9 +101,9 @@ def read_config(text: str, name: str = "your model") -> Architecture:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidChoice(f"This is no JSON ({str(error)[:80]}): paste the whole config.json of a model.") from None
+        raise InvalidChoice(f"This is not JSON ({str(error)[:80]}): paste the whole config.json of a model.") from None
     if not isinstance(config, dict):
-        raise InvalidChoice("This is no config.json: paste the whole file, from { to }.")
+        raise InvalidChoice("This is not a config.json: paste the whole file, from { to }.")
     return architecture(config, name)
 
 
@@ -113,9 +113,11 @@ def architecture(config: Mapping[str, Any], name: str) -> Architecture:
         config = config["text_config"]
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise InvalidChoice(f"The model type {str(family)[:40]!r} is not planned here: one of {', '.join(FAMILIES)}.")
+        raise InvalidChoice(
+            f"The planner does not support the model type {str(family)[:40]!r}: use one of {', '.join(FAMILIES)}."
+        )
     if others := set(_list(config, "layer_types", str)) - {"full_attention"}:
-        raise InvalidChoice(f"Layers of {', '.join(sorted(others))[:80]} are not counted here: full attention only.")
+        raise InvalidChoice(f"Layers of {', '.join(sorted(others))[:80]} are not supported: full attention only.")
     layers = _number(config, "num_hidden_layers", most=MOST_LAYERS)
     hidden = _number(config, "hidden_size")
     heads = _number(config, "num_attention_heads", most=hidden)
@@ -244,7 +246,7 @@ def _number(
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         given = str(value)[:40]
-        raise InvalidChoice(f"The config’s {key} is {given}: a whole number from {least} to {most:,} is needed.")
+        raise InvalidChoice(f"The config’s {key} is {given}: it must be a whole number from {least} to {most:,}.")
     return value
 
 
@@ -252,7 +254,7 @@ def _list(config: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     """A list of one kind of value, which may be left out; raises InvalidChoice."""
     value = config.get(key) or []
     if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-        raise InvalidChoice(f"The config’s {key} is {str(value)[:40]}: a list is needed, or nothing.")
+        raise InvalidChoice(f"The config’s {key} is {str(value)[:40]}: it must be a list or absent.")
     return value
 
 

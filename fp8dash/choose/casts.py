@@ -188,13 +188,13 @@ def _checked_when(cast: Cast) -> Cast:
     if cast.is_observed and cast.tile != TENSOR:
         raise InvalidChoice(
             f"{asked} is refused: a scale made beforehand is one per tensor (compressed-tensors, Transformer Engine); "
-            f"nearest: {cast.format.name}/tensor/{cast.when.text}."
+            f"closest alternative: {cast.format.name}/tensor/{cast.when.text}."
         )
     if cast.is_observed and (cast.rule.outer or cast.rule.name in ("mse", "unit")):
         how = "static:mse" if cast.rule.name == "mse" else cast.when.text
         raise InvalidChoice(
             f"{asked} is refused: a scale made beforehand is one float32 or power of two (fp8dash); "
-            f"nearest: {cast.format.name}/tensor/{how}."
+            f"closest alternative: {cast.format.name}/tensor/{how}."
         )
     return cast
 
@@ -216,12 +216,12 @@ def parse_kv(text: str) -> KvCast:
     choose_from("KV cache scale", scale, KV_SCALES)
     if scale == "unit" and parts[1] != "tensor":
         raise InvalidChoice(
-            f"“{text}” is refused: a scale of 1.0 is one for all (fp8dash); nearest: {parts[0]}/tensor/unit."
+            f"“{text}” is refused: a scale of 1.0 is global (fp8dash); closest alternative: {parts[0]}/tensor/unit."
         )
     if scale == "static" and parts[1] == "token":
         raise InvalidChoice(
-            f"“{text}” is refused: no token's scale is known beforehand (compressed-tensors: tensor or attn_head); "
-            f"nearest: {parts[0]}/head/static."
+            f"“{text}” is refused: a token's scale cannot be known beforehand (compressed-tensors: tensor or "
+            f"attn_head); closest alternative: {parts[0]}/head/static."
         )
     return KvCast(KV_FORMATS[parts[0]], parts[1], scale)
 

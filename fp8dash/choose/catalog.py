@@ -1,4 +1,4 @@
-"""Models and corpora on offer, and what a recipe makes of a model's size. Values only: no torch.
+"""Models and corpora on offer, and a model's size under a recipe. Values only: no torch.
 
 A model is named by a catalogue entry, a local folder in Hugging Face layout, or a Hub id. A corpus is named by a
 catalogue entry or the path of a UTF-8 text file.
@@ -102,18 +102,18 @@ MODELS = {
     )
 }
 
-CORPORA = {PYDOCS: "CPython's own help texts (pydoc_data.topics): 465 KB of technical English, always there"}
+CORPORA = {PYDOCS: "CPython's own help texts (pydoc_data.topics): 465 KB of technical English, always available"}
 OWN_TASKS = {  # of lm-eval, ours: no network
     "fp8dash_pydocs": "rolling perplexity over pydocs, page by page",
     "fp8dash_needle": "RULER's niah_single_1, 20 needles",
 }
 USUAL_TASKS = {  # of lm-eval, from the Hub
     "wikitext": "rolling perplexity over WikiText-2",
-    "hellaswag": "which ending follows",
+    "hellaswag": "sentence completion",
     "arc_easy": "science questions",
     "arc_challenge": "harder science questions",
-    "winogrande": "who is meant",
-    "gsm8k": "sums in words, generated",
+    "winogrande": "pronoun resolution",
+    "gsm8k": "arithmetic word problems, generated answers",
     "mmlu": "57 subjects, four choices",
 }
 

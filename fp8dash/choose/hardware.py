@@ -73,16 +73,16 @@ def native_path(recipe: Recipe, n: int, k: int, device: Device) -> KernelPath:
     >>> native_path(parse_recipe("w=e4m3fn/row a=e4m3fn/row"), 576, 576, Device("cpu", "")).kernel
     'scaled_mm'
     >>> native_path(parse_recipe("w=e4m3fn/row a=e4m3fn/row"), 100, 200, Device("cuda", "", (9, 0))).reason
-    'K=200 and N=100 must both be multiples of 16 (torch); nearest: skip this layer or emulate it'
+    'K=200 and N=100 must both be multiples of 16 (torch); closest alternative: skip this layer or emulate it'
     """
     weights, activations = recipe.weights, recipe.activations
     if not weights or not activations:
         refusal = "a native kernel needs both operands cast (torch)"
         given = weights or activations or Cast(E4M3FN, ROW)
         nearest = _nearest(weights or _by_row(given), activations or _by_row(given), n, k, device)
-        return KernelPath(None, f"{refusal}; nearest: {nearest}")
+        return KernelPath(None, f"{refusal}; closest alternative: {nearest}")
     if refusal := _refusal(weights, activations, n, k, device):
-        return KernelPath(None, f"{refusal}; nearest: {_nearest(weights, activations, n, k, device)}")
+        return KernelPath(None, f"{refusal}; closest alternative: {_nearest(weights, activations, n, k, device)}")
     is_int = weights.format == INT8
     return KernelPath(INT_MM, "torch int8 matrix multiply") if is_int else KernelPath(SCALED_MM, "torch scaled_mm")
 

@@ -55,9 +55,9 @@ class Limits:
         if not isinstance(value, tuple):
             raise InvalidChoice(f"The {self.what} must be a list, not {shown(value)}.")
         if len(value) > self.most:
-            raise InvalidChoice(f"{len(value):,} values of the {self.what} are too many: name at most {self.most:,}.")
+            raise InvalidChoice(f"{len(value):,} values of the {self.what} are too many: give at most {self.most:,}.")
         if not value and not self.may_be_empty:
-            raise InvalidChoice(f"No {self.what} is given: name at least one.")
+            raise InvalidChoice(f"No {self.what} is given: give at least one.")
         return tuple(dict.fromkeys(self._one(each) for each in value))
 
     def _one(self, value: Any) -> Any:
@@ -127,16 +127,18 @@ def one_line(value: Any, what: str, longest: int) -> str:
 
     >>> one_line("a" * 9, "owner", 5)
     Traceback (most recent call last):
-    fp8dash.errors.InvalidChoice: The owner has 9 characters: 5 at most are kept.
+    fp8dash.errors.InvalidChoice: The owner has 9 characters: at most 5 are allowed.
     """
     if not isinstance(value, str):
         raise InvalidChoice(f"The {what} must be text, not {shown(value)}.")
     if len(value) > longest:
-        raise InvalidChoice(f"The {what} has {len(value):,} characters: {longest:,} at most are kept.")
+        raise InvalidChoice(f"The {what} has {len(value):,} characters: at most {longest:,} are allowed.")
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidChoice(f"The {what} “{shown(value)}” is not valid Unicode: write it in UTF-8.")
     if any(char < " " or char == "\x7f" for char in value):
-        raise InvalidChoice(f"The {what} “{shown(value)}” holds control characters: write it on one line, without any.")
+        raise InvalidChoice(
+            f"The {what} “{shown(value)}” contains control characters: write it on one line without them."
+        )
     return value
 
 
@@ -145,16 +147,16 @@ def readable_name(value: Any, what: str, longest: int, example: str) -> str:
 
     >>> readable_name("\\u200b\\u2060 ", "owner", 60, "ada")
     Traceback (most recent call last):
-    fp8dash.errors.InvalidChoice: The owner has no name: give one that can be read, such as “ada”.
+    fp8dash.errors.InvalidChoice: The owner has no readable name: give one such as “ada”.
     """
     text = one_line(value, what, longest).strip()
     if not any(unicodedata.category(char)[0] in "LNPS" for char in text):
-        raise InvalidChoice(f"The {what} has no name: give one that can be read, such as “{example}”.")
+        raise InvalidChoice(f"The {what} has no readable name: give one such as “{example}”.")
     return text
 
 
 def shown(value: Any) -> str:
-    """A wrong value as a refusal repeats it: short, and printable whatever it holds.
+    """A wrong value as a refusal quotes it: short, and printable whatever it contains.
 
     >>> shown("ab\\ud800"), shown(10**5000), shown(None)
     ('ab?', 'more than 10^15', 'None')

@@ -15,14 +15,14 @@ from fp8dash.errors import InvalidChoice
 GRANULARITIES = {
     "kind": "each projection (q, k, v, o, gate, up, down) in all blocks at once",
     "block": "all Linears of one block at once",
-    "linear": "every Linear by itself: the finest, and the slowest",
+    "linear": "every Linear by itself: finest and slowest",
 }
 HALF = "kld=50%"  # the budget where none is named
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a mixed recipe may cost: a most of mean KLD (nats, or a share of the whole recipe's) or of bits a weight."""
+    """What a mixed recipe may cost: a limit on mean KLD (nats, or a share of the whole recipe's) or bits per weight."""
 
     of: str  # "kld", "share" or "bits"
     most: float
@@ -54,14 +54,14 @@ def parse_budget(text: str) -> Budget:
     parts = re.fullmatch(r"(kld|bits)=(\d+(?:\.\d+)?)(%?)", text.strip())
     if not parts or (parts[1] == "bits" and parts[3]):
         raise InvalidChoice(
-            f"“{text}” is not a budget: write the most mean KLD in nats, as in kld=0.01, a share of the whole "
-            "recipe’s, as in kld=50%, or the most bits a weight, as in bits=9.5."
+            f"“{text}” is not a budget: write the largest mean KLD in nats, as in kld=0.01, or as a share of the "
+            "whole recipe’s, as in kld=50%, or the most bits per weight, as in bits=9.5."
         )
     return Budget("share", float(parts[2]) / 100) if parts[3] else Budget(parts[1], float(parts[2]))
 
 
 def kept_parts(parts: Sequence[Part], budget: Budget, whole_kld: float) -> tuple[Part, ...]:
-    """The parts to keep, greedily: those that save most nats a bit first. `whole_kld` is that of casting all.
+    """The parts to keep, greedily: those that save most nats per bit first. `whole_kld` is that of casting all.
 
     >>> parts = [Part("q", "*.q_proj", 10, 8, 16, 0.004), Part("down", "*.down_proj", 10, 8, 16, 0.02)]
     >>> [part.name for part in kept_parts(parts, parse_budget("kld=0.005"), 0.024)]

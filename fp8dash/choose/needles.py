@@ -52,8 +52,8 @@ KINDS = {
         Kind("single_1", "number", "noise", "one 7-digit number in noise"),
         Kind("single_2", "number", "essay", "one 7-digit number in prose"),
         Kind("single_3", "uuid", "essay", "one UUID in prose", answer_tokens=56),
-        Kind("multikey_1", "number", "essay", "one 7-digit number beside three of other keys", keys=4),
-        Kind("multivalue", "number", "essay", "four 7-digit numbers of one key, all asked for", values=4,
+        Kind("multikey_1", "number", "essay", "one 7-digit number beside three with other keys", keys=4),
+        Kind("multivalue", "number", "essay", "four 7-digit numbers under one key, all asked for", values=4,
              answer_tokens=64),
     )
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Named recipes, called as llm-compressor, torchao or vLLM call them. Values only: no torch.
+"""Recipes named as llm-compressor, torchao or vLLM name them. Values only: no torch.
 
-Two libraries' equal names may hide unlike schemes: the text of a preset says which tile, rule and guard is meant.
+Two libraries may use one name for different schemes: a preset's text says which tile, rule and guard is meant.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "FP8_BLOCK_UE8M0",
         "w=e4m3fn/128x128/pow2 a=e4m3fn/1x128/pow2",
-        "FP8_BLOCK with power-of-two scales, as Blackwell kernels want them.",
+        "FP8_BLOCK with power-of-two scales, as Blackwell kernels expect them.",
         (("Transformer Engine", "Float8BlockScaling"), ("DeepGEMM", "SM100, UE8M0"), ("DeepSeek", "V3.1")),
     ),
     (
@@ -113,7 +113,7 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "KV_FP8_STATIC",
         "kv=e4m3fn/tensor/static",
-        "The KV cache with one calibrated scale a layer, as FP8 checkpoints carry it.",
+        "The KV cache with one calibrated scale per layer, as FP8 checkpoints store it.",
         (
             ("compressed-tensors", "kv_cache_scheme, dynamic false"),
             ("vLLM", "--kv-cache-dtype fp8 with k_scale, v_scale"),
@@ -130,7 +130,7 @@ _RARER: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("BF16", BASELINE_TEXT, "Nothing is cast: what every other run is compared with."),
+        Preset("BF16", BASELINE_TEXT, "Nothing is cast: the baseline for every other run."),
         Preset(
             "FP8_TENSOR",
             "w=e4m3fn/tensor a=e4m3fn/tensor",

@@ -201,18 +201,18 @@ def _checked(recipe: Recipe, text: str) -> Recipe:
     if recipe.accumulator and not _is_fp8_product(recipe):
         raise InvalidChoice(
             f"“acc={recipe.accumulator.name}” is refused: it adds products of e4m3fn and e5m2 alone (fp8dash); "
-            f"nearest: {_fp8_product(recipe)}."
+            f"closest alternative: {_fp8_product(recipe)}."
         )
     if recipe.accumulator and recipe.overrides:
         raise InvalidChoice(
             "“acc=” is refused beside w[pattern]= and a[pattern]=: it is one for all Linears (fp8dash); "
-            f"nearest: {replace(recipe, overrides=()).text}."
+            f"closest alternative: {replace(recipe, overrides=()).text}."
         )
     for cast, where in _never_observed(recipe):
         if cast.is_observed:
             raise InvalidChoice(
                 f"“{where}={cast.text}” is refused: {cast.when.name} scales are for activations (compressed-tensors: a "
-                f"weight's scale is always its own); nearest: {replace(cast, when=DYNAMIC).text}."
+                f"weight's scale is always its own); closest alternative: {replace(cast, when=DYNAMIC).text}."
             )
     for group in recipe.also:
         choose_from("group after also=", group, {name: name for name in GROUPS})

@@ -42,7 +42,7 @@ class Measurement:
     batch: int | None = None  # of decoding, as are the next three: requests at once
     prompt_tokens: int | None = None  # of each request
     output_tokens: int | None = None
-    way: str = ""  # how steps are made: eager or a CUDA graph, and on which cache
+    way: str = ""  # how steps are run: eager or a CUDA graph, and on which cache
 
 
 @dataclass(frozen=True, slots=True)

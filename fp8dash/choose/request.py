@@ -68,7 +68,7 @@ class WindowOptions:
         0.0,
         0.0,
         what="half-width in nats",
-        help="nats: stop once Δ ln PPL’s 95% interval is ± this narrow; 0 reads all windows",
+        help="stop once the 95% interval of Δ ln PPL is within ± this many nats; 0 reads all windows",
     )
 
     @property
@@ -103,7 +103,7 @@ class NeedleOptions:
 
     @property
     def count(self) -> int:
-        """How many needles are looked for."""
+        """How many needles are hidden."""
         return len(self.lengths) * len(self.depths) * self.repeats
 
 
@@ -115,7 +115,7 @@ class CalibrationOptions:
         "",
         what="calibration text",
         flat="calibration",
-        help="the text static and delayed scales are made from (default: the corpus's end, never what is measured)",
+        help="text from which static and delayed scales are made (default: end of the corpus, never the measured part)",
     )
     windows: int = whole(4, 1, 4_096, what="number of calibration windows", flat="calibration_windows")
 
@@ -125,7 +125,7 @@ class TaskOptions:
     """Which of lm-eval's tasks, on how many of their documents, and how."""
 
     names: tuple[str, ...] = lines((), most=100, longest=200, what="task", flat="tasks", help="lm-eval's tasks")
-    limit: int = whole(0, 0, 10_000_000, what="task limit", flat="task_limit", help="documents a task; 0: all")
+    limit: int = whole(0, 0, 10_000_000, what="task limit", flat="task_limit", help="documents per task; 0: all")
     prompt: str = choice("plain", TASK_PROMPTS, what="task prompt", flat="task_prompt")
     precision: str = choice(
         "model", TASK_PRECISIONS, what="task precision", flat="task_precision", help="of log-probabilities"
@@ -144,7 +144,7 @@ class SensitivityOptions:
         what="budget of the mixed recipe",
         flat="sensitivity_budget",
         longest=40,
-        help="of the mixed recipe that is suggested: kld=0.01 (nats), kld=50% of the whole recipe's, or bits=9.5",
+        help="of the suggested mixed recipe: kld=0.01 (nats), kld=50% (of the whole recipe's), or bits=9.5",
     )
 
 
@@ -153,7 +153,7 @@ class DecodeOptions:
     """How many prompts are decoded at once."""
 
     batches: tuple[int, ...] = wholes(
-        (1, 8), 1, 1_024, most=32, what="decode batch", flat="decode_batches", help="prompts at once"
+        (1, 8), 1, 1_024, most=32, what="decode batch", flat="decode_batches", help="concurrent prompts"
     )
 
 
@@ -229,14 +229,14 @@ class Request:
     def _check_places(self) -> None:
         """Where model, texts and device are: nothing that depends on the folder that somebody happens to be in."""
         if not self.model.strip():
-            raise InvalidChoice("No model is named: choose “demo”, a local folder or a Hub id.")
+            raise InvalidChoice("No model is given: choose “demo”, a local folder or a Hub id.")
         if not (self.model in MODELS or is_whole_path(self.model) or HUB_ID.fullmatch(self.model)):
             raise InvalidChoice(
                 f"“{shown(self.model)}” is not a model: choose “demo”, the whole path of a folder, from /, or a Hub "
                 "id like org/name."
             )
         if not self.corpus.strip():
-            raise InvalidChoice("No corpus is named: choose “pydocs” or the path of a UTF-8 text file.")
+            raise InvalidChoice("No corpus is given: choose “pydocs” or the path of a UTF-8 text file.")
         for what, text in (("corpus", self.corpus), ("calibration text", self.calibration.corpus)):
             if text and not (text in CORPORA or is_whole_path(text)):
                 raise InvalidChoice(
@@ -249,8 +249,8 @@ class Request:
         """What only several fields together say."""
         if self.windows.tokens > MOST_TOKENS:
             raise InvalidChoice(
-                f"{self.windows.count:,} windows of {self.windows.length:,} tokens are {self.windows.tokens:,} tokens: "
-                f"{MOST_TOKENS:,} at most are read."
+                f"{self.windows.count:,} windows of {self.windows.length:,} tokens are {self.windows.tokens:,} "
+                f"tokens: at most {MOST_TOKENS:,} are allowed."
             )
         self.reading.checked(self.windows.length)
         check_needles(self.needles.kind, self.needles.haystack)
@@ -263,13 +263,17 @@ class Request:
     def _check_recipe(self, recipe: Recipe) -> None:
         """What the recipe and its measures ask of each other."""
         if "tasks" in self.measures and not self.tasks.names:
-            raise InvalidChoice("No task is named: name one of lm-eval's, such as fp8dash_pydocs, or leave tasks out.")
+            raise InvalidChoice("No task is given: give one of lm-eval's, such as fp8dash_pydocs, or leave tasks out.")
         for name in self.tasks.names:
             if not TASK.fullmatch(name):
-                raise InvalidChoice(f"“{name}” is not a task's name: put your own into the tasks folder and name them.")
+                raise InvalidChoice(
+                    f"“{name}” is not a task name: put your own tasks into the tasks folder and give their names."
+                )
         budget = parse_budget(self.sensitivity.budget)
         if budget.of == "bits" and recipe.casts_linears and not recipe.casts_weights:
-            raise InvalidChoice(f"“{recipe.text}” casts no weights, so none costs fewer bits: give the budget as kld=.")
+            raise InvalidChoice(
+                f"“{recipe.text}” casts no weights, so no recipe has fewer bits: give the budget as kld=."
+            )
         exported = "export" in self.measures
         if exported and recipe.casts_linears:
             refuse_no_checkpoint(recipe)

@@ -66,12 +66,12 @@ class RecipeGrid:
             ("scale rule", self.rules, RULES),
         ):
             if strange := sorted(set(names) - set(there)):
-                raise InvalidChoice(f"“{strange[0]}” is not a {what}: choose among {', '.join(there)}.")
+                raise InvalidChoice(f"“{strange[0]}” is not a {what}: choose from {', '.join(there)}.")
         recipes = tuple(recipe.text for recipe in self.cells().recipes)
         if not recipes:
             raise InvalidChoice("The grid has no recipe: choose at least one format, one tile and one scale rule.")
         if len(recipes) > MOST_RUNS:
-            raise InvalidChoice(f"The grid has {len(recipes)} recipes: {MOST_RUNS} at most are queued at once.")
+            raise InvalidChoice(f"The grid has {len(recipes)} recipes: at most {MOST_RUNS} can be queued at once.")
         return Question(GRID, self.title, "", ("BF16", *recipes), grid=self)
 
     def cells(self) -> "Cells":
@@ -99,9 +99,12 @@ class Cells:
 def _refused(tile: Tile, rule: ScaleRule) -> str:
     """Why a combination says nothing of its own; empty where it does."""
     if not rule.stored and tile != TENSOR:
-        return f"{rule.name} stores no scale, so tiles change nothing; tensor stands for all."
+        return f"{rule.name} stores no scale, so tiles make no difference; tensor covers them all."
     if rule.outer and tile == TENSOR:
-        return f"{rule.name} has a scale a tile under one for the tensor, so its tiles must be smaller than the tensor."
+        return (
+            f"{rule.name} has one scale per tile beneath one for the tensor, so its tiles must be smaller than the "
+            "tensor."
+        )
     return ""
 
 
@@ -117,7 +120,7 @@ class Question:
     metric: str = "kld"  # of METRICS, or "sensitivity": what decides
     beside: tuple[str, ...] = (*LOSSES, "needle", "bits_per_weight")  # metrics shown too
     extras: tuple[Extra, ...] = ()
-    cost: str = "Each run takes as long as a usual one."
+    cost: str = "Each run takes as long as a typical one."
     grid: RecipeGrid | None = None  # whose recipes these are; None for one of QUESTIONS
 
     def requests(self, base: Request) -> list[Request]:
@@ -138,15 +141,16 @@ QUESTIONS = {
         Question(
             "granularity",
             "How fine must FP8’s scales be?",
-            "Finer tiles keep one outlier from spoiling its neighbours, and cost scales and kernels. Float32 scales "
-            "down the ladder, and MXFP8’s powers of two beside the last step.",
+            "Finer tiles keep one outlier from spoiling its neighbours, but need more scales and special kernels. "
+            "Float32 scales from coarse to fine, and MXFP8’s powers of two beside the finest.",
             ("BF16", "FP8_TENSOR", "FP8_DYNAMIC", "w=e4m3fn/1x128 a=e4m3fn/1x128", "FP8_BLOCK",
              "w=e4m3fn/1x32 a=e4m3fn/1x32", "MXFP8"),
         ),
         Question(
             "e4m3-e5m2",
             "E4M3 or E5M2?",
-            "E5M2 has the range of FP16 and one mantissa bit less. With a scale a tile, range is seldom what is short.",
+            "E5M2 has the range of FP16 and one mantissa bit less. With one scale per tile, range is rarely the "
+            "problem.",
             ("BF16", "FP8_DYNAMIC", "FP8_E5M2", "w=e4m3fn/row a=e5m2/row", "FP8_TENSOR",
              "w=e5m2/tensor a=e5m2/tensor"),
         ),
@@ -162,7 +166,7 @@ QUESTIONS = {
         Question(
             "kv-cache",
             "Which KV cache format?",
-            "An 8-bit cache doubles the context or the batch. What it costs is seen only where the cache is read: in "
+            "An 8-bit cache doubles the context or the batch. Its loss shows only where the cache is read: in "
             "chunked prefill and in decoding. Scale 1.0 is what engines fall back to without calibration.",
             ("BF16", "KV_FP8", "KV_FP8_STATIC", "kv=e4m3fn/tensor/unit", "kv=e4m3fn/head", "kv=e5m2/tensor",
              "kv=int8/token"),
@@ -171,9 +175,9 @@ QUESTIONS = {
             extras=(
                 Extra("KLD, chunked prefill (nats)", "kv_kld", "chunked prefill"),
                 Extra("KLD, decode (nats)", "kv_kld", "decode"),
-                Extra("Cache (bytes a token)", "kv_bytes_per_token"),
+                Extra("Cache (bytes per token)", "kv_bytes_per_token"),
             ),
-            cost="Longer than a usual run: each cache is read by prefill and by decoding.",
+            cost="Longer than a typical run: each cache is read in prefill and in decoding.",
         ),
         Question(
             "mx-rules",
@@ -186,36 +190,36 @@ QUESTIONS = {
         Question(
             "accumulator",
             "Does the accumulator’s width show?",
-            "Hopper’s tensor cores keep 13 fraction bits of the running sum. DeepSeek adds to float32 every 128 of K; "
-            "whether that is seen depends on K and on the model.",
+            "Hopper’s tensor cores keep 13 fraction bits of the running sum. DeepSeek adds to float32 every 128 of "
+            "K; whether that shows depends on K and on the model.",
             ("BF16", *(f"{ACCUMULATED} acc={name}" for name in ("fp32", "hopper", "hopper-128", "ada", "blackwell"))),
             MEASURED_FEW,
             beside=LOSSES,
-            cost="Very slow: products are simulated to the bit, so four windows of 64 tokens and perplexity alone.",
+            cost="Very slow: products are simulated bit by bit, so only perplexity over four windows of 64 tokens.",
         ),
         Question(
             "when",
             "Static, delayed or dynamic scales?",
-            "A scale made beforehand saves the amax of each activation at run time, and clips what calibration did not "
-            "see. Delayed scales come from earlier passes, as in training.",
+            "A scale made beforehand saves the amax of each activation at run time, but clips what calibration did "
+            "not see. Delayed scales come from earlier passes, as in training.",
             ("BF16", "FP8_TENSOR", "FP8", "w=e4m3fn/tensor a=e4m3fn/tensor/static:p99.9",
              "w=e4m3fn/tensor a=e4m3fn/tensor/static:mse", "w=e4m3fn/tensor a=e4m3fn/tensor/delayed"),
         ),
         Question(
             "deploy",
             "BF16, FP8, INT8 or W4A16?",
-            "The four that are shipped most. Quality decides among those that fit; size and speed say what is bought.",
+            "The four most often shipped. Quality decides among those that fit; size and speed show what you gain.",
             ("BF16", "FP8_DYNAMIC", "FP8_BLOCK", "INT8", "W4A16"),
             beside=(*LOSSES, "needle", "gemm_speedup", *SIZES),
         ),
         Question(
             "sensitivity",
             "Which layers are sensitive?",
-            "A few projections carry most of the loss. Left out of the cast, they buy back quality for few bits.",
+            "A few projections cause most of the loss. Leaving them uncast buys back quality for few bits.",
             ("BF16", "FP8_DYNAMIC", "FP8_E5M2", "INT8", "W4A16"),
             Request(measures=("sensitivity",)),
             metric="sensitivity",
-            cost="Longer than a usual run: each kind of projection is cast alone, then everything but it.",
+            cost="Longer than a typical run: each kind of projection is cast alone, then all others without it.",
         ),
     )
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """How a text is cut into windows and which of their tokens are scored: the conventions of perplexity. Values only.
 
-Numbers of unlike conventions lie on unlike scales: each has a method of its own, and is never ranked with another.
+Numbers of different conventions are on different scales: each has its own method and is never ranked with another.
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ class Reading:
         if self.bos not in BOS:
             raise InvalidChoice(f"“{self.bos}” is not a rule for BOS: choose one of {', '.join(BOS)}.")
         if self.convention != "strided" and self.stride:
-            raise InvalidChoice(f"A stride is for strided windows; {self.convention} ones have none: leave it 0.")
+            raise InvalidChoice(f"A stride applies only to strided windows, not to {self.convention} ones: leave it 0.")
         if self.convention == "strided" and not 1 <= self.stride < length:
             raise InvalidChoice(f"A stride of {self.stride} is out of range: choose 1 to {length - 1:,} tokens.")
         return self

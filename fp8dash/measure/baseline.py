@@ -167,7 +167,7 @@ def _checked_predictions(head: nn.Module, hidden: Tensor, targets: Tensor, index
     if not bool(torch.isfinite(predictions.nll).all()):
         raise NotFinite(
             f"The unquantized model gives NaN or infinity in window {index + 1}: it overflows in bfloat16, or is "
-            "damaged. Try another model, or fetch it anew."
+            "damaged. Try another model, or download it again."
         )
     return predictions
 

@@ -130,8 +130,8 @@ def calibration_windows(
         ids = _tokens(tokenizer, corpus.text).ids[measured:]
     if len(ids) < wanted:
         raise CorpusError(
-            f"The corpus “{corpus.name}” holds {len(ids):,} tokens beside those that are measured, and calibration "
-            f"asks for {wanted:,}: choose fewer calibration windows, or another calibration text."
+            f"The corpus “{corpus.name}” has {len(ids):,} tokens besides the measured ones, but calibration needs "
+            f"{wanted:,}: choose fewer calibration windows, or another calibration text."
         )
     windows, bos = torch.tensor(ids[-wanted:]).view(count, length), _bos(tokenizer, reading)
     windows[:, : len(bos)] = torch.tensor(bos, dtype=windows.dtype)
@@ -159,7 +159,7 @@ def _bos(tokenizer: Any, reading: Reading) -> list[int]:
     if reading.resolved(adds_bos(tokenizer)).bos == "none":
         return []
     if tokenizer.bos_token_id is None:
-        raise InvalidChoice("BOS was asked for, but this model's tokenizer has none: choose “none” for BOS.")
+        raise InvalidChoice("BOS was requested, but this model's tokenizer has none: choose “none” for BOS.")
     return [int(tokenizer.bos_token_id)]
 
 
@@ -168,7 +168,7 @@ def _too_short(corpus: Corpus, tokens: int, count: int, length: int, fit: int) -
         return f"The corpus “{corpus.name}” is empty: choose “pydocs” or a text file."
     held = f"The corpus “{corpus.name}” holds {tokens:,} tokens, enough for {fit} windows of {length:,}"
     hint = f"ask for at most {fit} windows, or shorter ones" if fit else "choose shorter windows or a longer text"
-    return f"{held}, and {count} were asked for: {hint}."
+    return f"{held}, but {count} were requested: {hint}."
 
 
 def _counts(text: str, span: tuple[int, int]) -> tuple[int, int]:
@@ -201,7 +201,9 @@ def _file(path: Path) -> str:
     try:
         data = _bytes(path)
         if len(data) > LARGEST:
-            raise CorpusError(f"{path} is larger than {LARGEST >> 20} MiB: cut it, windows are taken from its start.")
+            raise CorpusError(
+                f"{path} is larger than {LARGEST >> 20} MiB: shorten it; windows are taken from its start."
+            )
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or choose “pydocs”.") from error

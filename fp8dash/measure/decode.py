@@ -1,4 +1,4 @@
-"""How fast the model itself answers: prefill, first token, each later token, memory and energy. Knows no recipe.
+"""How fast the model itself decodes: prefill, first token, each later token, memory and energy. Knows no recipe.
 
 Prompts are random token ids, decoded greedily by a plain loop over the model: no server, no batching of requests. On a
 GPU a step is a CUDA graph over a static cache, so that Python's time is not in it. Layers and caches that are emulated
@@ -112,7 +112,7 @@ class Session:
         """A short pass, which captures the graph; says how steps are made. Raises ModelError where logits are zeros."""
         logits = self.prefill()
         if not logits.any():
-            raise ModelError("The model gives zeros alone, which draw less power and run faster: nothing was timed.")
+            raise ModelError("The model outputs only zeros, which draw less power and run faster: nothing was timed.")
         if self._static is None:
             for _ in range(WARM_STEPS):
                 self.step()

@@ -117,5 +117,5 @@ def sentences(text: str) -> tuple[str, ...]:
     parts = [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text)]
     whole = tuple(part for part in parts if 20 <= len(part) <= 400)
     if not whole:
-        raise CorpusError("The corpus holds no sentences to hide a needle in: choose the noise haystack.")
+        raise CorpusError("The corpus has no sentences to hide a needle in: choose the noise haystack.")
     return whole

@@ -180,8 +180,8 @@ class _Answers(LM):  # type: ignore[misc] # as above
         asked, answers = self.known[kind]
         if asked != [request.args for request in requests]:
             raise InvalidChoice(
-                f"The task {requests[0].task_name} asks anew each time it is built: its documents are drawn at random "
-                "and without a seed, so that no two runs could be compared."
+                f"The task {requests[0].task_name} changes each time it is built: its documents are drawn at random "
+                "without a seed, so no two runs could be compared."
             )
         return answers
 
@@ -340,14 +340,15 @@ def _loaded(name: str, manager: TaskManager, folder: Path) -> Json:
         if not isinstance(error, OSError):
             raise InvalidChoice(f"The task “{name}” cannot be set up here ({cause}).") from error
         raise CorpusError(
-            f"The data of the task “{name}” cannot be fetched ({cause}). Offline, choose {' or '.join(OWN_TASKS)}, "
-            f"one whose data lie in this machine's Hugging Face cache, or one of your own on local files in {folder}."
+            f"The data of the task “{name}” cannot be downloaded ({cause}). Offline, choose "
+            f"{' or '.join(OWN_TASKS)}, one whose data lie in this machine's Hugging Face cache, or one of your own "
+            f"on local files in {folder}."
         ) from error
     for task in members["tasks"].values():
         if getattr(task, "UNSAFE_CODE", False):
-            raise InvalidChoice(f"The task “{name}” runs code that the model writes: it is not run here.")
+            raise InvalidChoice(f"The task “{name}” executes model-written code, which is not allowed here.")
         if getattr(task, "MULTIMODAL", False):
-            raise InvalidChoice(f"The task “{name}” shows images or sound: choose one of text.")
+            raise InvalidChoice(f"The task “{name}” uses images or audio: choose a text task.")
     return members
 
 

@@ -1,4 +1,4 @@
-"""What a cast KV cache costs: bytes a token, and quality on the paths that read it.
+"""What a cast KV cache costs: bytes per token, and quality on the paths that read it.
 
 One forward over a window is not how a cache is read. The same windows are read three ways, each token scored on what
 the cache holds by then: in one forward, in chunks, as engines prefill, and from the last chunk on token by token, as
@@ -59,7 +59,7 @@ class Means:
 
 @torch.no_grad()
 def kv_memory(model: Any, kv: KvCast, tokens: int) -> Iterator[Measurement]:
-    """Bytes a token of all layers' keys, values and scales, after one prefill of `tokens` tokens.
+    """Bytes per token of all layers' keys, values and scales, after one prefill of `tokens` tokens.
 
     Raises ModelError for a model whose cache cannot be cast.
     """

@@ -1,4 +1,4 @@
-"""How wide a model's own numbers are: every Linear's weight and input, and what finer scales would gain them.
+"""How wide a model's numbers are: every Linear's weight and input, and what finer scales would gain.
 
 Taken of the model before it is cast: a histogram over binades, amax and RMS, the largest magnitude of each input
 channel, and for a few Linears an error by format and tile, with and without the outlier channels in the sum.

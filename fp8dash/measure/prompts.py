@@ -132,7 +132,7 @@ def build_prompts(loaded: LoadedModel, grid: NeedleGrid, chat: str) -> list[Prom
 def chat_of(tokenizer: Any, chat: str) -> str:
     """Whether prompts are framed by the model's chat template, "on" or "off"; raises CorpusError where none is."""
     if chat == "on" and not tokenizer.chat_template:
-        raise CorpusError("The model brings no chat template: choose --needle-chat off, or auto.")
+        raise CorpusError("The model has no chat template: choose --needle-chat off, or auto.")
     return "off" if chat == "off" or not tokenizer.chat_template else "on"
 
 

@@ -1,4 +1,4 @@
-"""What made a run's numbers, beside what was asked: versions, commit, driver, clocks, methods. Measures nothing."""
+"""What produced a run's numbers besides the request: versions, commit, driver, clocks, methods. Measures nothing."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Which parts of a model suffer from a recipe: each is cast alone, and everything but it; then a mixed recipe is tried.
+"""Which parts of a model suffer from a recipe: each is cast alone, then all others without it; then a mixed recipe is
+tried.
 
 A probe casts Linears emulated (weights and, where the recipe casts them, inputs), runs a few windows and restores them.
 Blocks before the first one that changed are not run: they return what they returned when nothing, or everything, was
@@ -272,7 +273,7 @@ def _replayed(blocks: Sequence[nn.Module], outputs: Sequence[Any]) -> Iterator[N
 
 
 def _named(name: str, granularity: str) -> tuple[str, str]:
-    """A Linear's group as people call it, and the pattern of its members.
+    """A Linear's group by its usual name, and the pattern of its members.
 
     >>> _named("model.layers.3.mlp.down_proj", "kind"), _named("model.layers.3.mlp.down_proj", "block")
     (('down', '*.mlp.down_proj'), ('block 3', 'model.layers.3.*'))

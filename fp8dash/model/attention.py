@@ -19,5 +19,5 @@ def cast_attention(model: Any, cast: Cast) -> None:
     if model.config.get_text_config(decoder=True)._attn_implementation != name:
         raise ModelError(
             f"attn= is refused: {type(model).__name__} does not let its attention be replaced (transformers); "
-            "nearest: the recipe without attn=."
+            "closest alternative: the recipe without attn=."
         )

@@ -1,6 +1,6 @@
 """Runs calibration text through an uncast model, and gives its Linears the scales that are made from it.
 
-Activations are those of the unquantized model: every scale is made before anything is cast.
+Activations come from the unquantized model: every scale is made before anything is cast.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -85,7 +85,7 @@ class Casters:
 
 
 def _scale_of(observer: Observer, cast: Cast, device: torch.device) -> StaticScale | None:
-    """The scale that was made beforehand; None where each tensor makes its own. What was never seen has scale 1."""
+    """The scale that was made beforehand; None where each tensor makes its own. Without observations it is 1."""
     if cast.when.name == "delayed":
         return DelayedScale(observer.amaxes, cast, device)
     return StaticScale(observer.static_scale(cast).to(device), cast) if cast.is_observed else None
@@ -112,7 +112,7 @@ class _Inputs:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Observer] = {}
-        self._owners: dict[int, str] = {}  # the first module of each observer: it alone sees
+        self._owners: dict[int, str] = {}  # the first module of each observer: the only one that records
         self._last: tuple[Tensor, int, Observer] | None = None
 
     def see(self, name: str, x: Tensor, *, counts_magnitudes: bool) -> None:
@@ -150,6 +150,6 @@ def _hooked(model: Any, recipe: Recipe, names: list[str], inputs: _Inputs) -> It
 
 
 def _asks(recipe: Recipe, name: str) -> bool:
-    """True where a Linear's activations must be observed: also where it turns out to be left alone."""
+    """True if a Linear's activations must be observed, even if it turns out not to be cast."""
     cast = recipe.of(name).activations
     return cast is not None and cast.is_observed and recipe.skips(name) is None

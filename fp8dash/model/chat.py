@@ -18,7 +18,7 @@ MESSAGE = "What is asked, word for word: 7 x 6?"  # any text that a template has
 CPU_SECONDS, WALL_SECONDS = 10, 120  # of rendering; and with the imports, however busy the machine
 MEMORY = 1 << 30  # bytes beside what the imports take
 LONGEST = 1 << 20  # characters of a rendered message
-WAY_ON = "choose --needle-chat off and the plain task prompt, or mend the template."
+WAY_ON = "choose --needle-chat off and the plain task prompt, or fix the template."
 RENDER = """
 import json, resource, sys
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -62,7 +62,7 @@ def frame_of(tokenizer: Any) -> ChatFrame:
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # several, and none of them is the default
-        raise ModelError(f"The model's chat template cannot be chosen ({error}): {WAY_ON}") from error
+        raise ModelError(f"The model's default chat template is ambiguous ({error}): {WAY_ON}") from error
     return _frame(template, json.dumps(variables, sort_keys=True))
 
 
@@ -79,13 +79,13 @@ def _frame(template: str, variables: str) -> ChatFrame:
             timeout=WALL_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelError(f"The model's chat template does not come to an end: {WAY_ON}") from error
+        raise ModelError(f"The model's chat template does not terminate: {WAY_ON}") from error
     if done.returncode < 0:
-        raise ModelError(f"The model's chat template does not come to an end within {CPU_SECONDS} s: {WAY_ON}")
+        raise ModelError(f"The model's chat template does not terminate within {CPU_SECONDS} s: {WAY_ON}")
     answer = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"error": done.stderr.strip()[-200:]}
     if "error" in answer:
         raise ModelError(f"The model's chat template fails ({answer['error']}): {WAY_ON}")
     before, message, after = answer["text"].partition(MESSAGE)
     if not message or len(answer["text"]) > LONGEST or MESSAGE in after:
-        raise ModelError(f"The model's chat template does not show a message as it is given: {WAY_ON}")
+        raise ModelError(f"The model's chat template alters the message: {WAY_ON}")
     return ChatFrame(before, after)

@@ -70,7 +70,7 @@ def check_stored(model: Any, folder: Path, recipe: Recipe) -> None:
 
 
 def _ignored(model: Any) -> list[str]:
-    """What engines must not take for cast: Linears and routers that were kept, and experts, whose names are theirs."""
+    """What engines must not treat as cast: Linears and routers that were kept, and experts, whose names differ."""
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     parts = parts_of(model)
     routers = [part.module for part in parts if part.group == ROUTER]
@@ -119,7 +119,7 @@ def _write_weights(
         places |= dict.fromkeys(written, target)
         total += sum(int(tensor.nbytes) for tensor in written.values())
     if missing:
-        raise ModelError(f"{folder} holds no weight of {min(missing)} under that name: this model cannot be exported.")
+        raise ModelError(f"{folder} has no weight named {min(missing)}: this model cannot be exported.")
     if len(set(places.values())) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (made / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
@@ -137,7 +137,7 @@ def _made_beforehand(model: Any) -> dict[str, Tensor]:
     if len(attentions) != len(kv):
         raise ModelError(
             "kv= is refused: this model's attention has no k_proj of its own, after which KV scales are named "
-            "(compressed-tensors); nearest: the recipe without kv=."
+            "(compressed-tensors); closest alternative: the recipe without kv=."
         )
     for name, (keys, values) in zip(attentions, kv, strict=True):
         tensors |= {f"{name}.k_scale": keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}
@@ -163,5 +163,5 @@ def _measured(place: Path) -> tuple[int, str]:
         digest.update(file.relative_to(place).as_posix().encode())
         size += file.stat().st_size
         with file.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)  # goes on with what was digested before
+            hashlib.file_digest(stream, lambda: digest)  # continues the digest
     return size, digest.hexdigest()

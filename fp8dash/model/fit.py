@@ -18,8 +18,8 @@ def check_fit(model: Any, recipe: Recipe, *, exported: bool) -> None:
     refuse_unmatched(recipe, named)
     if recipe.attention and not _has_attention(model):
         raise ModelError(
-            f"attn= is refused: {type(model).__name__} has no attention whose operands could be cast; nearest: the "
-            "recipe without attn=."
+            f"attn= is refused: {type(model).__name__} has no attention with operands to cast; closest alternative: "
+            "the recipe without attn=."
         )
     if not recipe.casts_linears:
         return
@@ -36,8 +36,8 @@ def _nothing(model: Any, recipe: Recipe, reasons: set[str]) -> str:
     looked_for = "Linears of the blocks" + "".join(f", {group}" for group in recipe.also)
     why = "; ".join(sorted(reasons)) or "it has none"
     return (
-        f"“{recipe.text}” casts nothing of {type(model).__name__}: {looked_for} were looked for ({why}). "
-        "Choose a recipe without the patterns that leave all out, or another model."
+        f"“{recipe.text}” casts nothing in {type(model).__name__}: it looks for {looked_for} ({why}). Choose a "
+        "recipe whose patterns do not leave out everything, or another model."
     )
 
 

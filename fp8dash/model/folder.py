@@ -1,6 +1,6 @@
 """A checkpoint folder as files: which of them are read when the model is loaded, and what their JSON says. No torch.
 
-Whatever else lies in the folder (an older copy of the weights, a shard that no index names, a file of another tool) is
+Anything else in the folder (an older copy of the weights, a shard that no index names, a file of another tool) is
 not part of the model: it is neither trusted, hashed, sized nor exported.
 """
 
@@ -61,12 +61,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     else:
         first = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
         if not first.exists():
-            raise ModelError(f"{folder} holds neither {WEIGHTS} nor {INDEX}: choose a folder with safetensors weights.")
+            raise ModelError(f"{folder} has neither {WEIGHTS} nor {INDEX}: choose a folder with safetensors weights.")
     if not first.name.endswith(".index.json"):
         return (_regular(first),)
     places = read_json(first).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise ModelError(f"{first} has no weight_map that names the weight files: fetch the checkpoint anew.")
+        raise ModelError(f"{first} has no weight_map that names the weight files: download the checkpoint again.")
     names = {name if isinstance(name, str) else "" for name in places.values()}
     return tuple(_regular(_inside(folder, name, first.name)) for name in sorted(names))
 
@@ -108,7 +108,9 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
         entries.pop("__metadata__", None)
         return {name: Stored(str(entry["dtype"]), tuple(map(int, entry["shape"]))) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be loaded: it is no safetensors file ({error}). Fetch it anew.") from error
+        raise ModelError(
+            f"{file} cannot be loaded: it is not a safetensors file ({error}). Download it again."
+        ) from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -116,15 +118,17 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         size = _regular(file).stat().st_size
         if size > LARGEST_JSON:
-            raise ModelError(f"{file} is larger than {LARGEST_JSON >> 20} MiB, which no {file.name} is: replace it.")
+            raise ModelError(
+                f"{file} is larger than {LARGEST_JSON >> 20} MiB, too large for a {file.name}: replace it."
+            )
         content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. Fetch the checkpoint anew.") from error
+        raise ModelError(f"{file} cannot be read: {error}. Download the checkpoint again.") from error
     except RecursionError as error:
-        raise ModelError(f"{file} is nested too deeply to be read: fetch the checkpoint anew.") from error
+        raise ModelError(f"{file} is nested too deeply to be read: download the checkpoint again.") from error
     if not isinstance(content, dict):
         kind = "null" if content is None else type(content).__name__
-        raise ModelError(f"{file} holds a JSON {kind} where an object is due: fetch the checkpoint anew.")
+        raise ModelError(f"{file} contains a JSON {kind} where an object is expected: download the checkpoint again.")
     return content
 
 
@@ -142,7 +146,7 @@ def _inside(folder: Path, name: Any, source: str) -> Path:
     """The file of this plain name in the folder; raises ModelError for a path that leads elsewhere."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise ModelError(
-            f"{folder / source} names the weight file “{name}”, which does not lie beside it: choose a checkpoint "
+            f"{folder / source} names the weight file “{name}”, which is not in the same folder: choose a checkpoint "
             "whose files are in one folder."
         )
     return folder / name
@@ -151,7 +155,7 @@ def _inside(folder: Path, name: Any, source: str) -> Path:
 def _regular(file: Path) -> Path:
     """The file, which must be a regular one: a pipe or device would be read without end. Raises ModelError."""
     if not file.exists():
-        raise ModelError(f"{file} is missing: fetch the checkpoint anew.")
+        raise ModelError(f"{file} is missing: download the checkpoint again.")
     if not file.is_file():
         raise ModelError(f"{file} is not a regular file: choose a folder in Hugging Face layout.")
     return file

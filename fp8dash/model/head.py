@@ -24,7 +24,7 @@ TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class AfterHead:
-    """What becomes of a head's logits: multiplied, divided, then capped softly; and of the states before it."""
+    """What happens to a head's logits: multiplied, divided, then softly capped; and to the states before it."""
 
     factor: float = 1.0
     divisor: float = 1.0
@@ -87,9 +87,9 @@ def learn_after_head(model: Any, states: Tensor) -> None:
             return
     names = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
     raise ModelError(
-        f"{type(model).__name__} does more than its head to make logits ({names or 'its config does not name it'}), in "
-        "a way that cannot be followed here: divergence would be measured on other logits than its own. Choose another "
-        "model, or one of lm-eval's tasks alone on an engine that serves it."
+        f"{type(model).__name__} changes the logits after its head ({names or 'its config does not name it'}) in a "
+        "way that is not supported: divergence would be measured on the wrong logits. Choose another model, or run "
+        "only lm-eval tasks on an engine that serves it."
     )
 
 

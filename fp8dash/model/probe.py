@@ -1,4 +1,4 @@
-"""The first forward of a loaded model, so that what cannot be run or followed is said before anything is measured."""
+"""The first forward pass of a loaded model, to report what cannot be run or supported before anything is measured."""
 
 import math
 from pathlib import Path
@@ -18,12 +18,12 @@ MOST_HELD = 1 << 30  # numbers of masks and tables that are not stored
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory: no fault of the model's, and said elsewhere."""
+    """Whether memory ran out: not the model's fault, and reported elsewhere."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in its first line, with its kind where it says little."""
+    """An error's first line, with its type if the line says little."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__
 
@@ -43,8 +43,8 @@ def check_first_forward(model: Any, folder: Path) -> None:
         if out_of_memory(error):
             raise
         raise ModelError(
-            f"{folder} loads as {type(model).__name__}, but its first forward fails here ({first_line(error)}): "
-            "nothing was measured. Fetch the checkpoint anew, or choose another model."
+            f"{folder} loads as {type(model).__name__}, but its first forward pass fails ({first_line(error)}), so "
+            "nothing was measured. Download the checkpoint again, or choose another model."
         ) from error
 
 
@@ -55,7 +55,7 @@ def _states(model: Any) -> Tensor:
     states = getattr(body(input_ids=ids, use_cache=False), "last_hidden_state", None) if body is not model else None
     if not isinstance(states, Tensor):
         raise ModelError(
-            f"{type(model).__name__} does not give the hidden states before its head, from which divergence is "
+            f"{type(model).__name__} does not expose the hidden states before its head, from which divergence is "
             "measured: choose another model."
         )
     return states
@@ -72,32 +72,33 @@ def check_size(folder: Path, config: Any) -> None:
     wanted = sum(parameter.numel() for parameter in skeleton.parameters())
     if wanted > 2 * stored + FEW:  # twice: a tied head may be counted by itself
         raise ModelError(
-            f"{folder}/config.json asks for {wanted:,} weights, and the files hold {stored:,}: config and weights "
+            f"{folder}/config.json asks for {wanted:,} weights, but the files hold {stored:,}: config and weights "
             "belong to different models."
         )
     held = sum(buffer.numel() for buffer in skeleton.buffers())
     if held > MOST_HELD + stored:
         raise ModelError(
-            f"{folder}/config.json asks for tables of {held:,} numbers beside the weights, masks of a context that is "
-            "too long: check its max_position_embeddings or n_positions."
+            f"{folder}/config.json asks for tables of {held:,} numbers beside the weights, such as masks for too "
+            "long a context: check its max_position_embeddings or n_positions."
         )
 
 
 def why_not_loaded(folder: Path, error: BaseException) -> str:
-    """What is said of a folder that transformers does not load, with the way on where there is one."""
+    """The message for a folder that transformers does not load, with a remedy if there is one."""
     text = str(error)
     if "Unrecognized configuration class" in text:
         kind = config_of(folder).get("model_type", "unknown")
         return (
-            f"{folder} is of the type {kind}, which transformers does not load as a causal language model. If it wraps "
-            "one beside images or sound, load it with AutoModelForImageTextToText, save its language model with "
-            "save_pretrained beside the tokenizer, and choose that folder."
+            f"{folder} is of the type {kind}, which transformers does not load as a causal language model. If it "
+            "wraps one together with vision or audio, load it with AutoModelForImageTextToText, save its language "
+            "model with save_pretrained beside the tokenizer, and choose that folder."
         )
     if "tiktoken" in text or "sentencepiece" in text.lower():
         return (
             f"{folder} has no tokenizer.json, and its tokenizer cannot be converted here ({first_line(error)}): "
-            "install sentencepiece and tiktoken where it can, and save AutoTokenizer.from_pretrained(folder) into it."
+            "install sentencepiece and tiktoken on a machine where you can, and save "
+            "AutoTokenizer.from_pretrained(folder) into it."
         )
-    code = " Its own code (auto_map) is not run: choose a model that transformers knows itself."
+    code = " Its own code (auto_map) is not run: choose a model that transformers supports itself."
     own = code if own_code(folder) else ""
     return f"{folder} cannot be loaded as a language model ({first_line(error)}): check its config.json.{own}"

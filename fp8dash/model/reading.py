@@ -40,8 +40,8 @@ def read_chunks(model: Any, ids: Tensor, cache: Cache, chunk: int) -> Tensor:
 def chunk_of(model: Any) -> int:
     """Tokens of a chunk: CHUNK, or WHOLE for a model that forgets its state between two chunks.
 
-    Some layers take a state up again only for a single token (Mamba's, Jamba's): read in chunks they are another
-    model. Raises ModelError for one that no cache continues at all.
+    Some layers resume a state only for a single token (Mamba's, Jamba's): read in chunks they compute something else.
+    Raises ModelError for one that no cache continues at all.
     """
     try:
         try:
@@ -60,8 +60,8 @@ def chunk_of(model: Any) -> int:
         ) from error
     if not stepped <= APART[exact]:
         raise ModelError(
-            f"{type(model).__name__} does not continue a text from its cache here: read token by token, its hidden "
-            f"states are off by {100 * stepped:.2g} %. Leave out the measures needle and kv."
+            f"{type(model).__name__} does not continue a text correctly from its cache: read token by token, its "
+            f"hidden states are off by {100 * stepped:.2g} %. Leave out the measures needle and kv."
         )
     return CHUNK if chunked <= APART[exact] else WHOLE
 

@@ -1,4 +1,4 @@
-"""Casts a loaded model in place, one weight at a time, and tells of each parameter what became of it.
+"""Casts a loaded model in place, one weight at a time, and reports what was done to each parameter.
 
 Linears of the blocks are cast; the head, the embeddings and the norms only where the recipe asks. Ragged edges are
 smaller tiles. Nothing is skipped silently: every parameter is a Swap with a reason. The attention path is cast too
@@ -31,7 +31,7 @@ from fp8dash.quant.kv_cache import keep_scales
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What became of one parameter: its cast and error, or None and None where it was kept."""
+    """What was done to one parameter: its cast and error, or None and None if it was kept."""
 
     part: ModelPart
     cast: Cast | None
@@ -45,17 +45,17 @@ def cast_model(
 ) -> Iterator[Swap]:
     """Casts the model as it is walked, parameter by parameter; raises NotFinite or KernelRefused naming the layer.
 
-    A recipe that needs calibration takes its scales from what was `observed`; ValueError where nothing was.
+    A recipe that needs calibration takes its scales from what was `observed`; ValueError if nothing was.
 
     Weights of the blocks are cast where they lie, and lost. Others may be wanted as they were, and are copied first.
     """
     if recipe.casts_attention and backend == NATIVE:
         raise KernelRefused(
             "The backend native is refused: no kernel here reads a cast KV cache or attention (fp8dash); "
-            "nearest: the backend auto."
+            "closest alternative: the backend auto."
         )
     if recipe.needs_calibration and observed is NOTHING:
-        raise ValueError(f"{recipe.text} takes scales from calibration text, and none was observed")
+        raise ValueError(f"{recipe.text} takes its scales from calibration text, but none was observed")
     if recipe.attention:
         cast_attention(model, recipe.attention)
     if recipe.kv and recipe.calibrates_kv:
@@ -93,7 +93,7 @@ def _tied_head(model: Any, table: ModelPart) -> ModelPart:
     """The head that reads an embedding's weight, as a part of its own."""
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head)
-    kind, fixed = (LINEAR, "") if is_plain(head) else ("", f"{type(head).__name__} computes more than its product")
+    kind, fixed = (LINEAR, "") if is_plain(head) else ("", f"{type(head).__name__} computes more than a matrix product")
     return replace(table, name=name, module=name, group=HEAD, tied=False, kind=kind, fixed=fixed)
 
 
@@ -108,12 +108,12 @@ def why_kept(recipe: Recipe, part: ModelPart) -> str:
     if not recipe.casts_linears:
         return "only the KV cache or the attention path is cast"
     if part.group in ALSO and ALSO[part.group] not in recipe.also:
-        return f"{ALSO[part.group]} stay unless also={ALSO[part.group]} asks for them"
+        return f"{ALSO[part.group]} are cast only with also={ALSO[part.group]}"
     if part.kind != LINEAR:
         return "" if recipe.weights else "its weights are not cast"
     named = [override.text for override in recipe.overrides if fnmatchcase(part.module, override.pattern)]
     own = recipe.of(part.module)
-    return "" if own.casts_linears else f"kept by {named[0]}" if named else "no cast is meant for it"
+    return "" if own.casts_linears else f"kept by {named[0]}" if named else "the recipe has no cast for it"
 
 
 def _untie(model: Any) -> None:
@@ -173,14 +173,15 @@ def _path(model: Any, recipe: Recipe, name: str, linear: nn.Linear, device: Devi
         if backend == NATIVE:
             raise KernelRefused(
                 f"The backend native is refused: acc={recipe.accumulator.name} is simulated (fp8dash); "
-                "nearest: the backend auto."
+                "closest alternative: the backend auto."
             )
         return KernelPath(None, recipe.accumulator.meaning)
     if backend == EMULATED:
-        return KernelPath(None, "the emulated backend was asked for")
+        return KernelPath(None, "the emulated backend was requested")
     if path.is_native and is_read_directly(model, name):
         path = KernelPath(
-            None, "the model's own code reads its weight, so it is decoded (transformers); nearest: emulate it"
+            None,
+            ("the model's own code reads its weight, so it is decoded (transformers); closest alternative: emulate it"),
         )
     if backend == NATIVE and not path.is_native:
         raise KernelRefused(f"{name} cannot run natively: {path.reason}, or the backend auto.")
@@ -189,8 +190,8 @@ def _path(model: Any, recipe: Recipe, name: str, linear: nn.Linear, device: Devi
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Says which weight was not finite."""
+    """Adds which weight was not finite."""
     try:
         yield
     except NotFinite as error:
-        raise NotFinite(f"{name}: {error} The checkpoint is damaged or overflowed: fetch it anew.") from error
+        raise NotFinite(f"{name}: {error} The checkpoint is damaged or overflowed: download it again.") from error

@@ -64,7 +64,7 @@ def refuse_narrow(folder: Path, tensors: dict[str, Stored]) -> None:
 def refuse_unread(folder: Path, unread: Iterable[str]) -> None:
     """Raises ModelError where a loader left out tensors that belong to quantized weights."""
     if names := sorted(name for name in unread if QUANTIZED_NAMES.search(name)):
-        raise _quantized(folder, f"it holds {', '.join(names[:3])}, which loaders without its method drop")
+        raise _quantized(folder, f"it contains {', '.join(names[:3])}, which loaders that do not know its method drop")
 
 
 def own_code(folder: Path) -> bool:
@@ -75,8 +75,8 @@ def own_code(folder: Path) -> bool:
 
 def _quantized(folder: Path, why: str) -> ModelError:
     return ModelError(
-        f"{folder} is quantized already ({why}): choose the BF16 checkpoint that it was made from, against which "
-        "recipes are measured."
+        f"{folder} is quantized already ({why}): choose the BF16 checkpoint that it was made from, which recipes are "
+        "measured against."
     )
 
 
@@ -91,19 +91,20 @@ def _refuse_without_weights(folder: Path) -> None:
         return
     if any(file for pattern in PICKLES for file in folder.glob(pattern)):
         raise ModelError(
-            f"{folder} holds pickled weights only, which can run code when loaded: convert them to safetensors."
+            f"{folder} has only pickled weights, which can run code when loaded: convert them to safetensors."
         )
     raise ModelError(
-        f"{folder} holds no *.safetensors weights under the names that loaders read ({WEIGHTS}, or {INDEX} and the "
+        f"{folder} has no *.safetensors weights under the names that loaders read ({WEIGHTS}, or {INDEX} and the "
         "files that it names): choose a folder that does."
     )
 
 
 def gguf_refused(file: Path) -> ModelError:
-    """What is said of a GGUF file, with the way on."""
+    """The message for a GGUF file, with a remedy."""
     return ModelError(
-        f"{file} is a GGUF file, and folders in Hugging Face layout are read: choose the checkpoint that it was made "
-        "from, or convert it with AutoModelForCausalLM.from_pretrained(folder, gguf_file=name).save_pretrained(new)."
+        f"{file} is a GGUF file, but only folders in Hugging Face layout are supported: choose the checkpoint that "
+        "it was made from, or convert it with AutoModelForCausalLM.from_pretrained(folder, "
+        "gguf_file=name).save_pretrained(new)."
     )
 
 
@@ -115,7 +116,7 @@ def _refuse_boundless(folder: Path, config: dict[str, Any], tensors: dict[str, S
         most = len(tensors) if LAYERS.match(name) else max(len(tensors), *sizes, 0) if EXPERTS.match(name) else None
         if most is not None and isinstance(value, int | float) and value > most:
             raise ModelError(
-                f"{folder}/{CONFIG} asks for {path} = {value:,}, and the weight files hold {len(tensors):,} tensors: "
+                f"{folder}/{CONFIG} asks for {path} = {value:,}, but the weight files hold {len(tensors):,} tensors: "
                 "config and weights belong to different models."
             )
 

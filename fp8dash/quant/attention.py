@@ -43,7 +43,7 @@ class CastAttention:
         if odd := [name for name in UNSUPPORTED if other.get(name) is not None]:
             raise ModelError(
                 f"attn= is refused: {type(module).__name__} uses {', '.join(odd)}, which is not cast (fp8dash); "
-                "nearest: the recipe without attn=."
+                "closest alternative: the recipe without attn=."
             )
         batch, heads, queries, width = query.shape
         kv_heads, keys = key.shape[1:3]

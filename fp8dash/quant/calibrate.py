@@ -1,7 +1,8 @@
-"""Scales made before an operand is seen: static from calibration text, delayed from earlier passes. Torch only.
+"""Scales made before an operand is seen: static ones from calibration text, delayed ones from earlier passes. Torch
+only.
 
-An observer keeps what a scale may be made from: the amax of each pass, and for percentiles and least error the exact
-count of every magnitude, of which bfloat16 has 32,640.
+An observer records what a scale may be made from: the amax of each pass and, for percentiles and least error, the exact
+count of every magnitude; bfloat16 has 32,640 of them.
 """
 
 from collections.abc import Sequence
@@ -18,23 +19,23 @@ MAGNITUDES = 1 << 15  # bfloat16 bit patterns without their sign
 
 
 class Observer:
-    """What passed through one place of a model: the amax of each pass, and how often each magnitude occurred.
+    """Records the activations at one place in a model: the amax of each pass, and how often each magnitude occurred.
 
     Magnitudes are counted in bfloat16, which rounds wider operands.
     """
 
     def __init__(self, *, counts_magnitudes: bool = False) -> None:
-        """An observer that has seen nothing. Counting costs a pass over the operand and 256 KiB."""
+        """Starts empty. Counting costs a pass over the operand and 256 KiB."""
         self.amaxes: list[Tensor] = []  # [1, 1] each, float32
         self.counts: Tensor | None = None  # [MAGNITUDES]
         self._counts_magnitudes = counts_magnitudes
 
     def see(self, x: Tensor) -> None:
-        """Takes in one operand [rows, cols]; raises NotFinite."""
+        """Records one operand [rows, cols]; raises NotFinite."""
         amax = tile_amax(x, TENSOR)
         if not torch.isfinite(amax).all():
             raise NotFinite(
-                "An activation of the calibration text holds NaN or infinity: no scale can be made from it."
+                "The calibration text produces an activation with NaN or infinity: no scale can be made from it."
             )
         self.amaxes.append(amax)
         if self._counts_magnitudes:
@@ -44,11 +45,11 @@ class Observer:
 
     @property
     def amax(self) -> Tensor:
-        """The largest magnitude of all passes, [1, 1]; 0 where nothing passed."""
+        """The largest magnitude of all passes, [1, 1]; 0 if there were none."""
         return torch.stack(self.amaxes).amax(0) if self.amaxes else torch.zeros(1, 1)
 
     def static_scale(self, cast: Cast) -> Tensor:
-        """The scale [1, 1] that a static cast keeps."""
+        """The scale [1, 1] of a static cast."""
         if cast.when.by == "amax" or self.counts is None:
             return scale_from_amax(self.amax, cast)
         if cast.when.by == "mse":
@@ -57,7 +58,7 @@ class Observer:
 
 
 class StaticScale:
-    """One scale for all passes, and the share of elements beyond the largest code that it reaches."""
+    """One scale for all passes, and the share of elements beyond its largest code."""
 
     def __init__(self, scale: Tensor, cast: Cast) -> None:
         """Takes the scale [1, 1]."""
@@ -67,27 +68,27 @@ class StaticScale:
         self._seen = 0
 
     def of(self, x: Tensor) -> Tensor:
-        """The scale [1, 1] of an operand [rows, cols], which is counted."""
+        """The scale [1, 1] of an operand [rows, cols], whose elements are counted."""
         self._count(x, self._scale)
         return self._scale
 
     def rewind(self) -> None:
-        """Forgets what was counted."""
+        """Resets the counts."""
         self._beyond, self._seen = None, 0
 
     @property
     def present(self) -> float:
-        """The scale that the next operand would be cast by."""
+        """The scale of the next operand."""
         return float(self._scale)
 
     @property
     def clipped(self) -> float | None:
-        """The share of elements seen that lie beyond the largest code; None where nothing was seen."""
+        """The share of counted elements beyond the largest code; None if there were none."""
         return float(self._beyond) / self._seen if self._beyond is not None else None
 
     @property
     def elements(self) -> int:
-        """How many elements were seen."""
+        """How many elements were counted."""
         return self._seen
 
     def _count(self, x: Tensor, scale: Tensor) -> None:
@@ -117,7 +118,7 @@ class DelayedScale(StaticScale):
         return scale
 
     def rewind(self) -> None:
-        """Back to where calibration left off."""
+        """Resets to the state after calibration."""
         super().rewind()
         self._scale = torch.ones(1, 1, device=self._device)
         self._history = torch.zeros(self.cast.when.history, device=self._device)  # a ring

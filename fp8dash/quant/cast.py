@@ -256,7 +256,9 @@ def _over_rows(by_row: Tensor, tile: Tile, reduce: Callable[..., Tensor]) -> Ten
 
 def _refuse_not_finite(scales: Tensor, x: Tensor, cast: Cast) -> None:
     if not torch.isfinite(scales).all():
-        raise NotFinite(f"A tensor of shape {list(x.shape)} holds NaN or infinity and cannot be cast to {cast.text}.")
+        raise NotFinite(
+            f"A tensor of shape {list(x.shape)} contains NaN or infinity and cannot be cast to {cast.text}."
+        )
 
 
 def _whole(scales: Tensor, outer: Tensor | None) -> Tensor:

@@ -138,7 +138,9 @@ def quantized_cache(model: Any, kv: KvCast) -> Cache:
     layers = _plain_layers(model.config)
     scales = getattr(model, SCALES, ()) if kv.scale == "static" else ((None, None),) * layers
     if len(scales) != layers:
-        raise ModelError(f"The KV cache's scales of {layers} layers were never calibrated: run the text through first.")
+        raise ModelError(
+            f"The KV cache's scales of {layers} layers were never calibrated: run the calibration text first."
+        )
     return Cache(layers=[CodesLayer(kv, fixed) for fixed in scales])
 
 
@@ -176,7 +178,7 @@ def _plain_layers(config: Any) -> int:
     if odd := sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN}):
         raise ModelError(
             f"kv= is refused: this model's cache has layers that are not keys and values alone, {', '.join(odd)} "
-            "(transformers); nearest: the recipe without kv=."
+            "(transformers); closest alternative: the recipe without kv=."
         )
     return len(layers)
 

@@ -40,7 +40,7 @@ def multiply(x: Quantized, w: Quantized, kernel: str, dtype: torch.dtype) -> Ten
         (m, k), n = x.codes.shape, w.codes.shape[0]
         raise KernelRefused(
             f"The native kernel {kernel} refused M={m}, K={k}, N={n} for {x.cast.text} by {w.cast.text}: "
-            f"{str(error).splitlines()[0]} (torch); nearest: the backend emulated."
+            f"{str(error).splitlines()[0]} (torch); closest alternative: the backend emulated."
         ) from error
 
 

@@ -61,7 +61,7 @@ def _served(engine: str, command: str, served: str, kv: KvCast | None, why: str)
         return Deployment(engine, "", note=why)
     if kv and kv.format not in (E4M3FN, E5M2):
         return Deployment(
-            engine, "", note=f"{engine}'s cache takes FP8, not {kv.format.name}; closest supported: kv=e4m3fn/tensor."
+            engine, "", note=f"{engine}'s cache takes FP8, not {kv.format.name}; closest alternative: kv=e4m3fn/tensor."
         )
     flag = f" --kv-cache-dtype {'fp8_e4m3' if kv.format == E4M3FN else 'fp8_e5m2'}" if kv else ""
     return Deployment(engine, f"{command} {served}{flag}", note=_on_kv(kv))

@@ -11,7 +11,9 @@ LLAMA = "meta-llama/Llama-3.1-8B"
 
 @pytest.mark.parametrize("model", ["demo", LLAMA])
 def test_a_pattern_that_matches_nothing_is_refused_at_submit(model):
-    with pytest.raises(InvalidChoice, match=r"“skip=down_proj” matches no module .* nearest: skip=\*\.down_proj\."):
+    with pytest.raises(
+        InvalidChoice, match=r"“skip=down_proj” matches no module .*closest alternative: skip=\*\.down_proj\."
+    ):
         Request(model=model, recipe=f"{FP8} skip=down_proj").checked()
     with pytest.raises(InvalidChoice, match=r"“w\[\*\.nosuch\]=” matches no module"):
         Request(model=model, recipe=f"{FP8} w[*.nosuch]=bf16").checked()
@@ -22,13 +24,13 @@ def test_a_pattern_that_matches_nothing_is_refused_at_submit(model):
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ("FP8_BLOCK", "its 576 columns are no multiple of 128"),
-        ("w=int4/1x128/ct", "its 576 columns are no multiple of 128"),
+        ("FP8_BLOCK", "its 576 columns are not a multiple of 128"),
+        ("w=int4/1x128/ct", "its 576 columns are not a multiple of 128"),
         (f"{FP8} also=lm_head", "its head is tied to the embedding"),
     ],
 )
 def test_a_checkpoint_that_nobody_could_load_is_refused_at_submit(recipe, why):
-    with pytest.raises(InvalidChoice, match=f"A checkpoint cannot hold .*{why}.*nearest: "):
+    with pytest.raises(InvalidChoice, match=f"A checkpoint cannot hold .*{why}.*closest alternative: "):
         Request(recipe=recipe, measures=("export",)).checked()
     assert Request(recipe=recipe, measures=("gemm",)).checked()
     assert Request(model=LLAMA, recipe=recipe, measures=("export",)).checked()

@@ -15,7 +15,7 @@ from fp8dash.choose.scaling import DELAYED, DYNAMIC, RULES, STATIC, TENSOR, TILE
 from fp8dash.errors import InvalidChoice
 from tests.quant.test_matmul import DEVICES
 
-FORM = re.compile(r"(?P<rule>.+) \((?P<whose>[^()]+)\); nearest: (?P<nearest>[^;]+?)\.?")
+FORM = re.compile(r"(?P<rule>.+) \((?P<whose>[^()]+)\); closest alternative: (?P<nearest>[^;]+?)\.?")
 WHOSE = ("torch", "cuBLASLt", "hardware", "fp8dash", "compressed-tensors", "transformers")
 NOTHING = "skip this layer or emulate it"
 NATIVE = ("e4m3fn", "e5m2", "int8")  # formats that some kernel multiplies

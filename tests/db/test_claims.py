@@ -159,7 +159,7 @@ def test_a_run_that_takes_its_machine_down_each_time_fails_in_the_end_and_says_s
     assert claims.claim(run, "one") is None
     row = store.run(run)
     assert row.state == FAILED
-    assert row.error is not None and f"started {MAX_STARTS} times and no stage finished" in row.error
+    assert row.error is not None and f"started {MAX_STARTS} times without finishing a stage" in row.error
 
 
 def test_a_run_that_makes_progress_may_be_started_any_number_of_times(store: Store, claims: Claims, run: str) -> None:

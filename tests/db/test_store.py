@@ -145,9 +145,9 @@ def test_identical_active_requests_are_one_run_and_ended_ones_are_not(store):
 
 
 def test_empty_names_are_refused_with_what_to_do(store):
-    with pytest.raises(InvalidChoice, match="The study has no name: give one"):
+    with pytest.raises(InvalidChoice, match="The study has no readable name: give one"):
         store.add_study("  ", "me")
-    with pytest.raises(InvalidChoice, match="The owner has no name"):
+    with pytest.raises(InvalidChoice, match="The owner has no readable name"):
         store.add_run(Request(), owner="")
 
 
@@ -250,7 +250,10 @@ def test_a_note_bears_who_and_when_and_a_pin_is_asked_for(store):
     store.unpin(run_id)
     (row,) = store.standings(Choice(ids=(run_id,)))
     assert (row.note, row.note_by, row.note_at, row.pinned) == ("", "", "", False)
-    for note, by, message in (("x", " ", "author of the note has no name"), ("x" * 2001, "ada", "2,001 characters")):
+    for note, by, message in (
+        ("x", " ", "author of the note has no readable name"),
+        ("x" * 2001, "ada", "2,001 characters"),
+    ):
         with pytest.raises(InvalidChoice, match=message):
             store.annotate(run_id, note, by)
     with pytest.raises(StoreError, match="There is no run nope"):

@@ -92,7 +92,7 @@ def test_a_process_that_computes_gets_what_it_needs_and_no_secret(monkeypatch: p
 def test_memory_that_runs_out_is_told_with_its_stage_and_whose_fault_it_is() -> None:
     assert "in the stage needle" in sentence(MemoryError(), "needle", "/models/a")
     loading = sentence(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "load", "/models/a")
-    assert "while “/models/a” was read: its config or weights ask for more than there is" in loading
+    assert "while reading “/models/a”: its config or weights need more than there is" in loading
 
 
 def test_what_a_killed_process_left_incomplete_is_removed_and_nothing_else() -> None:

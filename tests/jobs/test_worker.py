@@ -154,7 +154,7 @@ def test_a_second_worker_on_a_slot_refuses(store: Store, start: Callable[[], sub
         [sys.executable, "-m", "jobs.worker"], capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert second.returncode == SLOT_TAKEN
-    assert "has a worker already" in second.stderr and str(first.pid) in second.stderr
+    assert "already has a worker" in second.stderr and str(first.pid) in second.stderr
     assert "Traceback" not in second.stderr
     assert [worker.state for worker in store.workers()] == [ALIVE]
 
@@ -205,7 +205,7 @@ def test_a_slot_whose_unseen_holder_beats_is_refused(store: Store, worker: SlotW
     heart = threading.Thread(target=beat)
     heart.start()
     try:
-        with pytest.raises(SlotTaken, match="has a worker already"):
+        with pytest.raises(SlotTaken, match="already has a worker"):
             worker._take_slot("here")
     finally:
         beating.set()

@@ -63,5 +63,5 @@ def test_a_tokenizer_that_appends_eos_does_not_end_the_prompt_before_the_answer(
 
 def test_a_token_that_the_model_has_no_row_for_is_a_sentence(loaded):
     check_tokens(loaded, torch.arange(272).tolist())
-    with pytest.raises(ModelError, match="gives token 272, and the model knows 272: tokenizer and weights belong"):
+    with pytest.raises(ModelError, match="gives token 272, but the model has only 272: tokenizer and weights belong"):
         check_tokens(loaded, [1, 272])

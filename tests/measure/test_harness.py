@@ -213,7 +213,7 @@ def test_an_unknown_task_is_refused_with_its_nearest_names(loaded, tmp_path):
 
 @pytest.mark.parametrize("name", ["/tmp/evil.yaml", "../evil.yaml", "a b"])
 def test_a_path_is_not_a_task(name):
-    with pytest.raises(InvalidChoice, match="is not a task's name"):
+    with pytest.raises(InvalidChoice, match="is not a task name"):
         Request.of(tasks=(name,)).checked()
 
 
@@ -238,15 +238,17 @@ def test_data_out_of_reach_are_a_sentence_with_what_works_without_a_network(load
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (folder / "far.yaml").write_text("task: far\ndataset_path: nobody/nothing\ntest_split: test\n" + ROLLING)
-    with pytest.raises(CorpusError, match="“far” cannot be fetched .*fp8dash_pydocs or fp8dash_needle.* local files"):
+    with pytest.raises(
+        CorpusError, match="“far” cannot be downloaded .*fp8dash_pydocs or fp8dash_needle.* local files"
+    ):
         find_tasks(["far"], loaded, folder)
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("unsafe_code: true\n", "runs code that the model writes"),
-        ("doc_to_image: text\n", "images or sound"),
+        ("unsafe_code: true\n", "executes model-written code"),
+        ("doc_to_image: text\n", "images or audio"),
         ("doc_to_text: !function nowhere.at_all\n", "cannot be set up here"),
     ],
 )
@@ -294,7 +296,7 @@ def test_a_run_measures_its_tasks_after_the_rest(tiny, corpus_file, folder, monk
 def test_naming_a_task_measures_it_and_measuring_none_is_refused():
     assert Request.of(tasks=(" wikitext ", "wikitext")).checked().tasks.names == ("wikitext",)
     assert "tasks" in Request.of(tasks=("wikitext",)).checked().measures
-    with pytest.raises(InvalidChoice, match="No task is named"):
+    with pytest.raises(InvalidChoice, match="No task is given"):
         Request.of(measures=("tasks",)).checked()
     with pytest.raises(InvalidChoice, match="task limit of -1"):
         Request.of(tasks=("wikitext",), task_limit=-1).checked()

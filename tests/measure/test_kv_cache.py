@@ -171,7 +171,7 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused():
     odd, plain = (
         SimpleNamespace(config=c) for c in (Qwen3NextConfig(num_hidden_layers=4), LlamaConfig(num_hidden_layers=3))
     )
-    with pytest.raises(ModelError, match="LinearAttentionLayer.*nearest: the recipe without kv="):
+    with pytest.raises(ModelError, match="LinearAttentionLayer.*closest alternative: the recipe without kv="):
         quantized_cache(odd, parse_kv("e4m3fn/tensor"))
     assert len(quantized_cache(plain, parse_kv("e4m3fn/tensor")).layers) == 3
 
@@ -339,7 +339,7 @@ def test_perplexity_of_a_cast_cache_brings_the_ways_that_read_it(tiny, corpus_fi
 
 def test_the_native_backend_refuses_what_is_only_emulated(model):
     for text in ("kv=e4m3fn/tensor", "attn=e4m3fn/tensor"):
-        with pytest.raises(KernelRefused, match="nearest: the backend auto"):
+        with pytest.raises(KernelRefused, match="closest alternative: the backend auto"):
             next(cast_model(model, parse_recipe(text), CPU, "native"))
 
 
@@ -391,7 +391,7 @@ def test_a_model_whose_attention_is_cast_follows_it_and_keeps_its_masks(model, m
 
 
 def test_scores_that_a_model_changes_in_other_ways_are_refused():
-    with pytest.raises(ModelError, match="softcap.*nearest: the recipe without attn="):
+    with pytest.raises(ModelError, match="softcap.*closest alternative: the recipe without attn="):
         CastAttention(parse_cast("e4m3fn/row"))(torch.nn.Identity(), *operands(2, 2), None, softcap=30.0)
 
 

@@ -299,7 +299,7 @@ def test_a_reading_that_cannot_be_is_refused_with_what_to_change(change, sentenc
 def test_overlapping_windows_that_do_not_fit_are_refused_with_how_many_do(loaded):
     text = corpus("x" * 1_000)
     reading = Reading("strided", 100)
-    with pytest.raises(CorpusError, match="enough for 8 windows of 256, and 9 were asked for"):
+    with pytest.raises(CorpusError, match="enough for 8 windows of 256, but 9 were requested"):
         cut_windows(loaded.tokenizer, text, 9, 256, 2048, reading)
     assert len(cut_windows(loaded.tokenizer, text, 8, 256, 2048, reading)) == 8
 

@@ -233,7 +233,7 @@ def test_a_budget_that_cannot_be_is_one_sentence(text):
 
 
 def test_a_budget_of_bits_wants_weights_that_are_cast():
-    with pytest.raises(InvalidChoice, match="casts no weights, so none costs fewer bits"):
+    with pytest.raises(InvalidChoice, match="casts no weights, so no recipe has fewer bits"):
         Request.of(recipe="a=int8/row", sensitivity_budget="bits=9").checked()
     with pytest.raises(InvalidChoice, match="not a granularity"):
         Request.of(sensitivity="head").checked()

@@ -185,7 +185,7 @@ def test_calibration_text_is_never_what_is_measured(loaded, corpus_file):
     assert calibration_windows(loaded.tokenizer, corpus, 2, 64, 256).flatten().tolist() == whole[-128:]
     short = dataclasses.replace(corpus, text=corpus.text[:400])
     assert calibration_windows(loaded.tokenizer, short, 2, 64, 256).shape == (2, 64)
-    with pytest.raises(CorpusError, match="holds 144 tokens beside those that are measured"):
+    with pytest.raises(CorpusError, match="has 144 tokens besides the measured ones"):
         calibration_windows(loaded.tokenizer, short, 3, 64, 256)
 
 

@@ -127,17 +127,17 @@ def test_nothing_that_could_run_travels(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [
-        ("w=e5m2/row a=e5m2/row", "nearest: w=e4m3fn/row"),
-        ("w=e4m3fn/64x64", "nearest: w=e4m3fn/row"),
-        ("w=e4m3fn/1x32/float32", "nearest: w=e4m3fn/1x32/rceil"),
-        ("w=int8/128x128 a=int8/row", "nearest: w=int8/row"),
+        ("w=e5m2/row a=e5m2/row", "closest alternative: w=e4m3fn/row"),
+        ("w=e4m3fn/64x64", "closest alternative: w=e4m3fn/row"),
+        ("w=e4m3fn/1x32/float32", "closest alternative: w=e4m3fn/1x32/rceil"),
+        ("w=int8/128x128 a=int8/row", "closest alternative: w=int8/row"),
         ("w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4", "weights alone, w=e2m1/1x16/nvfp4"),
-        ("w=e4m3fn/row a=e4m3fn/tensor/delayed", "nearest: a=e4m3fn/row"),
-        ("a=e4m3fn/row", "nearest: w=e4m3fn/row"),
-        ("w=e4m3fn/row a=e4m3fn/row kv=int8/token", "nearest: kv=e4m3fn/tensor/static"),
+        ("w=e4m3fn/row a=e4m3fn/tensor/delayed", "closest alternative: a=e4m3fn/row"),
+        ("a=e4m3fn/row", "closest alternative: w=e4m3fn/row"),
+        ("w=e4m3fn/row a=e4m3fn/row kv=int8/token", "closest alternative: kv=e4m3fn/tensor/static"),
         ("w=e4m3fn/row attn=e4m3fn/tensor", "the recipe without attn="),
         ("w=e4m3fn/row also=embeddings", "the recipe without it"),
-        ("kv=e4m3fn/tensor", "nearest: FP8_DYNAMIC"),
+        ("kv=e4m3fn/tensor", "closest alternative: FP8_DYNAMIC"),
     ],
 )
 def test_what_no_checkpoint_holds_is_refused_with_the_nearest_that_one_does(text, nearest):
@@ -150,7 +150,7 @@ def test_a_weight_that_is_not_in_the_files_is_named(tiny, tmp_path, loaded):
     recipe = parse_recipe("w=e4m3fn/row a=e4m3fn/row")
     list(cast_model(loaded.model, recipe, CPU, "emulated"))
     loaded.model.add_module("other", copy.deepcopy(loaded.model.model.layers[0].mlp.up_proj))
-    with pytest.raises(ModelError, match="holds no weight of other under that name"):
+    with pytest.raises(ModelError, match="has no weight named other"):
         for _ in export(loaded.model, tiny, recipe, tmp_path / "out"):
             pass
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))

@@ -54,13 +54,13 @@ def test_an_index_beside_a_whole_file_is_not_read(folder):
     "name", ["../other.safetensors", "/tmp/other.safetensors", "sub/other.safetensors", "..", "", 7]
 )
 def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
-    with pytest.raises(ModelError, match="does not lie beside it"):
+    with pytest.raises(ModelError, match="is not in the same folder"):
         locate(str(sharded(folder, extra=name)), folder)
 
 
 def test_a_config_that_names_weights_elsewhere_is_refused(folder):
     change_config(folder, transformers_weights="../other.safetensors")
-    with pytest.raises(ModelError, match="does not lie beside it"):
+    with pytest.raises(ModelError, match="is not in the same folder"):
         locate(str(folder), folder)
 
 
@@ -80,10 +80,10 @@ def test_a_pipe_in_a_model_folder_is_refused_and_never_read(folder, name):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[]", "holds a JSON list"),
-        ("null", "holds a JSON null"),
-        ("7", "holds a JSON int"),
-        ('"x"', "holds a JSON str"),
+        ("[]", "contains a JSON list"),
+        ("null", "contains a JSON null"),
+        ("7", "contains a JSON int"),
+        ('"x"', "contains a JSON str"),
         ("{", "cannot be read"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),

@@ -1,4 +1,4 @@
-"""What is told of a model is made from its parameters: over families, each stands in it once, and none is missing."""
+"""Reports about a model are made from its parameters: over families, each stands in it once, and none is missing."""
 
 import copy
 
@@ -68,10 +68,10 @@ def test_each_expert_is_a_matrix_of_its_own_and_routers_are_never_cast(family):
     assert experts and {layer.group for layer in experts} == {"experts"}
     kept = [layer.reason for layer in experts if layer.backend == "kept"]
     if family == "dbrx":
-        assert len(kept) == len(experts) and all("does not take them out one by one" in reason for reason in kept)
+        assert len(kept) == len(experts) and all("does not use them one by one" in reason for reason in kept)
         assert values["gemm_coverage"] < 0.95
     else:
-        assert all("a bias" in reason for reason in kept)
+        assert all("biases" in reason for reason in kept)
         assert values["uncast_share"] == 0.0 and values["gemm_coverage"] == 1.0
     routers = [layer for layer in layers if layer.group == "router"]
     assert routers and {layer.backend for layer in routers} == {"kept"}
@@ -133,7 +133,7 @@ def measured(request, cache):
 
 
 def test_a_weight_recipe_that_casts_nothing_is_refused_and_says_what_was_looked_for():
-    with pytest.raises(InvalidChoice, match="casts nothing of GPT2LMHeadModel: Linears of the blocks were looked for"):
+    with pytest.raises(InvalidChoice, match="casts nothing in GPT2LMHeadModel: it looks for Linears of the blocks"):
         check_fit(family_model("gpt2"), parse_recipe(FP8), exported=False)
     with pytest.raises(InvalidChoice, match="left out by skip="):
         check_fit(family_model("llama"), parse_recipe(f"{FP8} skip=model.*"), exported=False)
@@ -141,17 +141,17 @@ def test_a_weight_recipe_that_casts_nothing_is_refused_and_says_what_was_looked_
 
 
 def test_a_cast_attention_of_a_model_without_one_is_refused():
-    with pytest.raises(ModelError, match="has no attention whose operands"):
+    with pytest.raises(ModelError, match="has no attention with operands"):
         check_fit(family_model("mamba"), parse_recipe("attn=e4m3fn/tensor"), exported=False)
 
 
 @pytest.mark.parametrize(
     ("words", "nearest"),
     [
-        ("skip=down_proj", r"nearest: skip=\*\.down_proj\."),
-        ("w[*.nosuch]=bf16", r"nearest: w\[\*\.\w+\]=."),
-        ("a[*.down]=bf16", r"nearest: a\[\*\.down_proj\]=."),
-        ("skip=model.layers.0", r"nearest: skip=model.layers.0.\*."),
+        ("skip=down_proj", r"closest alternative: skip=\*\.down_proj\."),
+        ("w[*.nosuch]=bf16", r"closest alternative: w\[\*\.\w+\]=."),
+        ("a[*.down]=bf16", r"closest alternative: a\[\*\.down_proj\]=."),
+        ("skip=model.layers.0", r"closest alternative: skip=model.layers.0.\*."),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_that_does(words, nearest):
@@ -179,4 +179,4 @@ def test_a_linear_with_a_forward_of_its_own_is_left_alone():
     model.model.layers[0].mlp.up_proj.__class__ = Doubled
     layers, _ = told(model, FP8)
     layer = next(layer for layer in layers if layer.name == "model.layers.0.mlp.up_proj")
-    assert layer.backend == "kept" and layer.reason == "Doubled computes more than its product"
+    assert layer.backend == "kept" and layer.reason == "Doubled computes more than a matrix product"

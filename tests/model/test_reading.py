@@ -41,7 +41,7 @@ def test_a_model_that_forgets_its_state_between_chunks_is_read_in_one_forward(lo
 def test_a_model_that_no_cache_continues_is_refused_by_name(loaded, monkeypatch):
     forward = type(loaded.model.model).forward
     monkeypatch.setattr(type(loaded.model.model), "forward", lambda self, cache=None, **others: forward(self, **others))
-    with pytest.raises(ModelError, match="LlamaForCausalLM does not continue a text from its cache"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM does not continue a text correctly from its cache"):
         chunk_of(loaded.model)
 
 

@@ -89,9 +89,9 @@ def test_other_tensors_that_no_loader_reads_are_no_reason_to_refuse(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers = 1,000,000, and the weight files hold 21 tensors"),
-        ({"vocab_size": 10**12}, "asks for .* weights, and the files hold"),
-        ({"intermediate_size": 10**9}, "asks for .* weights, and the files hold"),
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers = 1,000,000, but the weight files hold 21 tensors"),
+        ({"vocab_size": 10**12}, "asks for .* weights, but the files hold"),
+        ({"intermediate_size": 10**9}, "asks for .* weights, but the files hold"),
         ({"hidden_size": 32}, "cannot be loaded|first forward fails"),
         ({"intermediate_size": 128}, "cannot be loaded"),
         ({"hidden_size": -64}, "cannot be loaded"),

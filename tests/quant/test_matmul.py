@@ -50,7 +50,9 @@ def test_an_activation_is_cast_once_and_anew_when_changed_in_place():
 def test_what_a_kernel_refuses_is_said_in_one_sentence():
     x = quantize(torch.randn(4, 32), parse_cast("e4m3fn/row"))
     w = quantize(torch.randn(8, 64), parse_cast("e4m3fn/row"))
-    with pytest.raises(KernelRefused, match=r"scaled_mm refused M=4, K=32, N=8 .*; nearest: the backend emulated"):
+    with pytest.raises(
+        KernelRefused, match=r"scaled_mm refused M=4, K=32, N=8 .*; closest alternative: the backend emulated"
+    ):
         multiply(x, w, "scaled_mm", torch.bfloat16)
 
 
@@ -161,7 +163,7 @@ def test_a_refusal_says_the_rule_whose_it_is_and_the_nearest_choice_that_works(
 ):
     path = native_path(parse_recipe(text), n, k, device)
     assert not path.is_native and reason in path.reason
-    rule, _, choice = path.reason.partition("; nearest: ")
+    rule, _, choice = path.reason.partition("; closest alternative: ")
     assert whose in rule[rule.index("(") :] and nearest in choice
 
 

@@ -301,7 +301,8 @@ def test_a_recipe_that_cannot_be_is_one_sentence_and_not_queued(typed: str, stor
 
 
 @pytest.mark.parametrize(
-    ("owner", "study", "sentence"), [(" ", "FP8", "The owner has no name"), ("ada", " ", "The study has no name")]
+    ("owner", "study", "sentence"),
+    [(" ", "FP8", "The owner has no readable name"), ("ada", " ", "The study has no readable name")],
 )
 def test_an_empty_name_is_said_and_nothing_queued(owner: str, study: str, sentence: str, store: Store) -> None:
     app = opened("new_run", owner=owner)
@@ -334,7 +335,7 @@ def test_tasks_are_named_with_their_documents_and_prompt(store: Store) -> None:
     app = opened("new_run", owner="ada")
     app.button_group("new_run_new_measures").set_value(["perplexity", "tasks"]).run()
     app.button("new_run_new_submit").click().run()
-    assert "No task is named" in app.error[0].value and not queued(store)
+    assert "No task is given" in app.error[0].value and not queued(store)
     app.multiselect("new_run_new_tasks").set_value(["fp8dash_pydocs", "hellaswag"])
     app.number_input("new_run_new_task_limit").set_value(40)
     app.selectbox("new_run_new_task_precision").set_value("float32")
@@ -466,7 +467,7 @@ def test_a_note_and_a_pin_are_kept_for_everyone(store: Store, ids: dict[str, str
     app = opened("runs", run=ids["MXFP8"])
     assert app.info[0].value == plain("**ships** in May") and app.toggle("run_pinned").value
     app.button("run_note_save").click().run()
-    assert app.error[0].value.startswith("The author of the note has no name")
+    assert app.error[0].value.startswith("The author of the note has no readable name")
 
 
 def test_a_run_says_what_to_type_to_serve_it(ids: dict[str, str]) -> None:

@@ -45,13 +45,13 @@ def test_what_is_measured_already_is_not_queued_again_and_is_in_the_answer(ids, 
 def test_without_a_name_nothing_is_queued(store):
     app = opened("studies")
     app.button("studies_ask_deploy").click().run()
-    assert "The owner has no name" in app.error[0].value and queued(store) == []
+    assert "The owner has no readable name" in app.error[0].value and queued(store) == []
 
 
 def test_a_grid_is_queued_without_what_says_nothing(store):
     app = opened("studies", owner="ada")
     app.multiselect("grid_rules").set_value(["float32", "nvfp4"]).run()
-    assert plain("e4m3fn/tensor/nvfp4: nvfp4 has a scale a tile") in page_text(app)
+    assert plain("e4m3fn/tensor/nvfp4: nvfp4 has one scale per tile") in page_text(app)
     app.button("studies_ask_grid").click().run()
     assert [run.recipe for run in queued(store)] == [
         "bf16", "w=e4m3fn/tensor a=e4m3fn/tensor", "w=e4m3fn/row a=e4m3fn/row", "w=e4m3fn/row/nvfp4 a=e4m3fn/row/nvfp4",

@@ -1,4 +1,4 @@
-"""What a recipe is called in a compressed-tensors checkpoint, or why it cannot be one. Values only: no torch.
+"""How a compressed-tensors checkpoint describes a recipe, or why it cannot. Values only: no torch.
 
 The names are those of compressed-tensors 0.20 (`quantization/quant_args.py`, `quant_scheme.py`, `compressors/`), which
 vLLM, SGLang and transformers read. An 8-bit float there is E4M3FN, always.
@@ -99,7 +99,7 @@ def _refuse_what_no_checkpoint_holds(recipe: Recipe) -> None:
     if not recipe.casts_linears:
         raise _refused("a recipe that casts no Linear", "there is nothing to store in fewer bits", "FP8_DYNAMIC")
     if recipe.attention:
-        raise _refused("attn=", "attention's products are a switch of the serving engine", "the recipe without attn=")
+        raise _refused("attn=", "attention's products are up to the serving engine", "the recipe without attn=")
     if recipe.accumulator:
         raise _refused(f"acc={recipe.accumulator.name}", "accumulators are simulated", "the recipe without acc=")
     if groups := [group for group in recipe.also if group != "lm_head"]:
@@ -184,4 +184,6 @@ def _nearest(cast: Cast) -> str:
 
 
 def _refused(what: str, why: str, nearest: str) -> InvalidChoice:
-    return InvalidChoice(f"A checkpoint cannot hold {what}: {why} (compressed-tensors); nearest: {nearest}.")
+    return InvalidChoice(
+        f"A checkpoint cannot hold {what}: {why} (compressed-tensors); closest alternative: {nearest}."
+    )

@@ -42,19 +42,21 @@ def refuse_misfit_of_shape(recipe: Recipe, shape: ModelShape, *, exported: bool)
 
 
 def refuse_unmatched(recipe: Recipe, modules: Collection[str]) -> None:
-    """Raises InvalidChoice for a pattern that names none of these modules, with the nearest that names some.
+    """Raises InvalidChoice for a pattern that matches none of these modules, with the closest that does.
 
     >>> from fp8dash.choose.recipe import parse_recipe
-    >>> refuse_unmatched(parse_recipe("w=int8/row skip=down_proj"), ["model.layers.0.mlp.down_proj"])
+    >>> refuse_unmatched(parse_recipe("w=int8/row skip=up_proj"), ["model.layers.0.mlp.up_proj"])
     Traceback (most recent call last):
-    fp8dash.errors.InvalidChoice: “skip=down_proj” matches no module of this model; nearest: skip=*.down_proj.
+    fp8dash.errors.InvalidChoice: “skip=up_proj” matches no module of this model; closest alternative: skip=*.up_proj.
     """
     written = [("skip={}", pattern) for pattern in recipe.skip]
     written += [(f"{override.key}[{{}}]=", override.pattern) for override in recipe.overrides]
     for form, pattern in written:
         if not any(fnmatchcase(name, pattern) for name in modules):
             nearest = form.format(_nearest(pattern, modules)) if modules else "leave it out"
-            raise InvalidChoice(f"“{form.format(pattern)}” matches no module of this model; nearest: {nearest}.")
+            raise InvalidChoice(
+                f"“{form.format(pattern)}” matches no module of this model; closest alternative: {nearest}."
+            )
 
 
 def refuse_unloadable(recipe: Recipe, linears: Iterable[Shape], *, tied: bool) -> None:
@@ -62,8 +64,8 @@ def refuse_unloadable(recipe: Recipe, linears: Iterable[Shape], *, tied: bool) -
     refuse_no_checkpoint(recipe)
     if tied and HEAD_NAME in recipe.also:
         raise InvalidChoice(
-            "A checkpoint cannot hold also=lm_head of this model: its head is tied to the embedding and has no weight "
-            "in its files (transformers); nearest: the recipe without also=lm_head."
+            "A checkpoint cannot hold also=lm_head of this model: its head is tied to the embedding and has no "
+            "weight in its files (transformers); closest alternative: the recipe without also=lm_head."
         )
     for name, _, cols in linears:
         own = recipe.of(name)
@@ -71,8 +73,8 @@ def refuse_unloadable(recipe: Recipe, linears: Iterable[Shape], *, tied: bool) -
             if cast and cast.tile.cols > 1 and cols % cast.tile.cols:
                 nearest = f"{key}={cast.format.name}/row, or skip={_of_kind(name)}"
                 raise InvalidChoice(
-                    f"A checkpoint cannot hold {key}={cast.text} of {name}: its {cols} columns are no multiple of "
-                    f"{cast.tile.cols} (compressed-tensors); nearest: {nearest}."
+                    f"A checkpoint cannot hold {key}={cast.text} of {name}: its {cols} columns are not a multiple of "
+                    f"{cast.tile.cols} (compressed-tensors); closest alternative: {nearest}."
                 )
 
 

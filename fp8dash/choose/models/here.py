@@ -1,4 +1,4 @@
-"""What a path means on this machine, for the command line alone: the web process reads no model's folder."""
+"""What a path means on this machine, for the command line only: the web process reads no model folder."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def whole_place(what: str, given: str) -> str:
         return os.path.abspath(Path(given).expanduser())
     if is_whole_path(given) or (what == "model" and HUB_ID.fullmatch(given)):
         return given
-    raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its whole path.")
+    raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its full path.")
 
 
 def is_here(place: str) -> bool:
