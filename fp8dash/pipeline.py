@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.mixed import parse_budget
-from fp8dash.choose.needles import KINDS
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import BASELINE, EMULATED, PREPARING, Layer, Progress, RanBy, Row, StageResult
 from fp8dash.choose.request import Request
@@ -30,15 +29,15 @@ from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import Corpus, Windows, adds_bos, calibration_windows, cut_windows, load_corpus
 from fp8dash.measure.decode import decode
-from fp8dash.measure.essay import haystack_of
+from fp8dash.measure.experts import Routing, experts, routing
 from fp8dash.measure.gemm import Shape, gemm, linear_shapes
 from fp8dash.measure.gradients import gradients
 from fp8dash.measure.kept import name_of
 from fp8dash.measure.kv_cache import Paths, kv_baseline, kv_memory, kv_paths
-from fp8dash.measure.needle import Answer, answered, baseline_answers, needle
+from fp8dash.measure.needles.needle import Answer, answered, baseline_answers, needle
+from fp8dash.measure.needles.prompts import NeedleGrid, Prompt, build_prompts, chat_of, fitting, grid_of
 from fp8dash.measure.perplexity import perplexity
 from fp8dash.measure.profile import profile
-from fp8dash.measure.prompts import NeedleGrid, Prompt, build_prompts, chat_of, fitting
 from fp8dash.measure.provenance import made_with
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
@@ -55,7 +54,7 @@ from fp8dash.model.trust import own_code
 from fp8dash.places import tasks_dir
 
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
-WINDOWED = COMPARED | {"gradients", "profile"}
+WINDOWED = COMPARED | {"experts", "gradients", "profile"}
 TIMED = {"gemm", "decode"}  # nothing may run while timing
 
 NOT_RUN = "; the checkpoint’s own code (auto_map) is not run, transformers’ is"
@@ -93,8 +92,10 @@ class Bench:
     left_out: tuple[str, ...] = ()  # why some requested lengths are not in it
     prompts: list[Prompt] = field(init=False)  # from baseline, only where needles are measured, as is the next
     needle_baseline: list[Answer] = field(init=False)
+    routing: Routing = field(init=False)  # from baseline, only where experts are looked at
     observed: Observed | None = None  # from sensitivity or quantize, whichever is first
     backend: RanBy = BASELINE  # from quantize
+    layers: list[Layer] = field(default_factory=list)  # from quantize
     tasks: Any = None  # from load, only where tasks are measured: lm-eval's own, opaque here
 
 
@@ -167,8 +168,7 @@ def _load(bench: Bench) -> Iterator[Item]:
         )
         check_tokens(loaded, bench.windows.ids.flatten().tolist())
     if "needle" in request.measures:
-        special = [token.content for token in loaded.tokenizer.added_tokens_decoder.values() if token.special]
-        grid = _grid(request, bench.corpus, special)
+        grid = grid_of(request.needles, request.seed, bench.corpus.text, loaded.tokenizer)
         bench.grid, bench.left_out = fitting(loaded.tokenizer, grid, loaded.context, request.needles.chat)
     bench.calibration, bench.calibrated_on = _calibration(bench, loaded)
     if "tasks" in request.measures:
@@ -211,6 +211,8 @@ def _baseline(bench: Bench) -> Iterator[Item]:
         check_tokens(bench.loaded, (token for prompt in bench.prompts for token in (*prompt.ids, *prompt.answer)))
     if COMPARED & set(measures):
         yield from _token_baseline(bench)
+    if "experts" in measures:
+        bench.routing = yield from routing(bench.loaded.model, bench.windows.ids, "baseline")
     if "kv" in measures:
         bench.kv_baseline = yield from kv_baseline(bench.loaded.model, bench.windows.ids, bench.cache, *facts)
     if "needle" in measures:
@@ -260,18 +262,18 @@ def _profile(bench: Bench) -> Iterator[Item]:
 def _quantize(bench: Bench) -> Iterator[Item]:
     model = bench.loaded.model
     observed = yield from _observed(bench, "quantize")
-    total, active, layers = len(planned(model, bench.recipe)), active_share(model), []
+    total, active = len(planned(model, bench.recipe)), active_share(model)
     with torch.no_grad():
         swaps = cast_model(model, bench.recipe, bench.device, bench.request.backend, observed)
         for item in weight_error(swaps, total, active):
             if isinstance(item, Layer):
-                layers.append(item)
+                bench.layers.append(item)
             yield item
     yield from calibrated(model, bench.recipe)
     if bench.recipe.kv:
         yield from kv_memory(model, bench.recipe.kv, bench.request.windows.length)
     others = (EMULATED,) if bench.recipe.casts_attention else ()
-    bench.backend = bench.facts["backend"] = backend_of(layers, *others)
+    bench.backend = bench.facts["backend"] = backend_of(bench.layers, *others)
 
 
 def _gemm(bench: Bench) -> Iterator[Item]:
@@ -314,12 +316,6 @@ def _needle(bench: Bench) -> Iterator[Item]:
     yield from needle(bench.prompts, answers, bench.needle_baseline, *given, bench.chunk)
 
 
-def _grid(request: Request, corpus: Corpus, special: Collection[str]) -> NeedleGrid:
-    needles = request.needles
-    haystack = haystack_of(needles.haystack, corpus.text, special)
-    return NeedleGrid(needles.lengths, needles.depths, haystack, KINDS[needles.kind], needles.repeats, request.seed)
-
-
 def _export(bench: Bench) -> Iterator[Item]:
     loaded, recipe = bench.loaded, bench.recipe
     name = f"{loaded.folder.name}-{name_of(loaded.content_hash, recipe.text, bench.calibrated_on)[:12]}"
@@ -332,6 +328,10 @@ def _tasks(bench: Bench) -> Iterator[Item]:
     request = bench.request
     asking = Asking(request.tasks.limit, request.tasks.prompt, request.tasks.precision)
     yield from harness(bench.loaded, bench.tasks, asking, bench.backend, bench.recipe.kv)
+
+
+def _experts(bench: Bench) -> Iterator[Item]:
+    yield from experts(bench.loaded.model, bench.windows.ids, bench.routing, bench.layers, bench.backend)
 
 
 def _decode(bench: Bench) -> Iterator[Item]:
@@ -351,6 +351,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[Item]]] = {
     "perplexity": _perplexity,
     "kv": _kv,
     "needle": _needle,
+    "experts": _experts,
     "decode": _decode,
     "tasks": _tasks,
     "export": _export,

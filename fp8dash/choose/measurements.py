@@ -104,6 +104,16 @@ _SPEED = (
     Metric("peak_memory_bytes", "Peak memory", "MB", LOWER, "decode", "The most that the run has held so far.",
            per=MEGA, stored="bytes"),
 )  # fmt: skip
+_EXPERTS = (
+    Metric("routing_changed", "Routing changed", "share", LOWER, "experts",
+           "Share of tokens for which the router chooses other experts than the baseline's."),
+    Metric("experts_unreached", "Experts that no token reached", "experts", NEITHER, "experts",
+           "Over all layers, in the windows read.", COUNT),
+    Metric("routed_sqnr_db", "Weight SQNR of experts, by tokens", "dB", HIGHER, "experts",
+           "Signal over error of the experts' weights, each counted by its share of tokens."),
+    Metric("expert_tokens", "Tokens by expert", "share", NEITHER, "experts",
+           "Share of the tokens for which the expert was chosen."),
+)  # fmt: skip
 _BEFORE_CASTING = (
     Metric("sensitivity_kld", "KLD of the whole recipe", "nats", LOWER, "sensitivity",
            "Linears alone, over the first two windows."),
@@ -124,6 +134,7 @@ _OF_EACH_FORMAT: tuple[tuple[str, str, str, Better, str], ...] = (
     ("flushed", "flushed", "share", LOWER, "Share of the non-zero elements that became zero."),
     ("clipped", "clipped", "share", LOWER, "Share of the elements beyond the largest code."),
 )
+BY_EXPERT = "expert_tokens"  # a row an expert
 PERCENTILES = ("kld_tokens", "kld_reverse_tokens", "delta_p_tokens")  # over tokens: a row a label
 INTERVALS = ("kld", "ln_ppl_diff", "kv_ln_ppl_diff", "needle_logprob_diff")  # have a 95 % interval
 LOW, HIGH = "low", "high"  # its ends
@@ -176,7 +187,7 @@ def _ends(metrics: Iterable[Metric]) -> Iterator[Metric]:
 
 
 _WITHOUT_ENDS = (
-    *METRICS.values(), *_PERPLEXITY, *_QUANTIZE, *_KV, *_NEEDLE, *_SPEED, *_BEFORE_CASTING, *_gradients(),
+    *METRICS.values(), *_PERPLEXITY, *_QUANTIZE, *_KV, *_NEEDLE, *_SPEED, *_EXPERTS, *_BEFORE_CASTING, *_gradients(),
 )  # fmt: skip
 MEASUREMENTS = {metric.name: metric for metric in (*_WITHOUT_ENDS, *_ends(_WITHOUT_ENDS))}
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 STAGES = (
     "load", "baseline", "gradients", "sensitivity", "profile", "quantize", "gemm", "perplexity", "kv", "needle",
-    "decode", "tasks", "export",
+    "experts", "decode", "tasks", "export",
 )  # fmt: skip
 PREPARING = ("load", "baseline", "quantize")  # stages that measure nothing that is asked for by name: always walked
 Better = Literal["lower", "higher", ""]  # which direction of a number is better, if one is

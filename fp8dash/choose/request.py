@@ -30,7 +30,7 @@ BACKENDS: dict[Backend, str] = {
 }
 
 Measure = Literal[
-    "gemm", "perplexity", "needle", "gradients", "sensitivity", "profile", "kv", "decode", "tasks", "export"
+    "gemm", "perplexity", "needle", "gradients", "sensitivity", "profile", "kv", "experts", "decode", "tasks", "export"
 ]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 DEFAULT_MEASURES: tuple[Measure, ...] = ("gemm", "perplexity", "needle")

@@ -8,7 +8,8 @@ import torch
 
 import fp8dash
 from fp8dash.choose.windows import DISJOINT
-from fp8dash.measure import decode, gemm, gradients, kv_cache, needle, profile, sensitivity, weight_error
+from fp8dash.measure import decode, experts, gemm, gradients, kv_cache, profile, sensitivity, weight_error
+from fp8dash.measure.needles import needle
 from fp8dash.measure.nvml import clocks_mhz, driver
 from fp8dash.model.load import runtime
 
@@ -22,6 +23,7 @@ METHODS = {  # by stage; that of tasks is lm-eval's and stands beside each numbe
     "kv": kv_cache.PATH_METHOD,
     "needle": needle.METHOD,
     "decode": decode.METHOD,
+    "experts": experts.METHOD,
 }
 
 

@@ -6,6 +6,7 @@ matrix out of the stack by its index and multiplies by it, and here that product
 otherwise is not followed: such a stack stays as it is, and coverage says so.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +96,14 @@ def _linear(kind: type[nn.Linear], weight: Tensor, bias: Tensor | None) -> nn.Li
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return linear
+
+
+def mixtures_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
+    """The name, the module and the number of experts of each layer whose experts were taken apart."""
+    for name, module in model.named_modules():
+        stacks = [one for one in vars(module).values() if isinstance(one, Stack)]
+        if stacks:
+            yield name, module, stacks[0].shape[0]
 
 
 class Stack:

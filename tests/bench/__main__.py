@@ -22,10 +22,10 @@ from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.request import Request
 from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
 from fp8dash.measure.corpora import cut_windows, load_corpus
-from fp8dash.measure.essay import haystack_of
-from fp8dash.measure.needle import Answer, answered, needle
+from fp8dash.measure.needles.essay import haystack_of
+from fp8dash.measure.needles.needle import Answer, answered, needle
+from fp8dash.measure.needles.prompts import NeedleGrid, build_prompts
 from fp8dash.measure.perplexity import perplexity
-from fp8dash.measure.prompts import NeedleGrid, build_prompts
 from fp8dash.measure.sensitivity import WINDOWS as PROBE_WINDOWS
 from fp8dash.measure.sensitivity import CastGroup, Probe, groups_of
 from fp8dash.model.head import full_head

@@ -7,6 +7,7 @@ from fp8dash.choose.records import HIGHER, LOWER, NEITHER, STAGES, Measurement, 
 from fp8dash.choose.request import MEASURES, Request
 from fp8dash.pipeline import run_stages
 from tests.docs.tables import METHODS
+from tests.families import write_family
 
 SMALL = {
     "windows": 2,
@@ -28,7 +29,11 @@ def rows(tiny, corpus_file, tmp_path_factory):
     """The stage and measurement of a cast run with all measures, and of a baseline whose decoding is timed."""
     request = Request.of(model=str(tiny), corpus=str(corpus_file), backend="emulated", measures=EVERYTHING, **SMALL)
     cache = tmp_path_factory.mktemp("cache")
-    requests = (request.but(recipe=STATIC), request.but(recipe="BF16", measures=("decode",)))
+    mixture = write_family("qwen2_moe", tmp_path_factory.mktemp("mixture"))
+    requests = (
+        request.but(recipe=STATIC), request.but(recipe="BF16", measures=("decode",)),
+        request.but(model=str(mixture), measures=("experts",)),
+    )  # fmt: skip
     results = [item for asked in requests for item in run_stages(asked, frozenset(), cache)]
     stages = [item for item in results if isinstance(item, StageResult)]
     return [(item.stage, row) for item in stages for row in item.rows if isinstance(row, Measurement)]

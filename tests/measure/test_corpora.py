@@ -9,8 +9,8 @@ from fp8dash.choose.records import Measurement, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.errors import CorpusError, ModelError
 from fp8dash.measure.corpora import Corpus, cut_windows, load_corpus
-from fp8dash.measure.essay import haystack_of
-from fp8dash.measure.prompts import build_prompt
+from fp8dash.measure.needles.essay import haystack_of
+from fp8dash.measure.needles.prompts import build_prompt
 from fp8dash.model.load import check_tokens
 from fp8dash.pipeline import run_stages
 from tests.measure.test_needle import grid

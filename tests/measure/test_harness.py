@@ -19,9 +19,9 @@ from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import STAGES, Measurement, Progress, StageResult, TaskItem
 from fp8dash.choose.request import MEASURES, Request
 from fp8dash.errors import CorpusError, InvalidChoice
-from fp8dash.measure.essay import NOISE
 from fp8dash.measure.harness import OWN_FOLDER, Asking, find_tasks, harness, scores_of_documents
-from fp8dash.measure.prompts import NeedleGrid, build_prompt
+from fp8dash.measure.needles.essay import NOISE
+from fp8dash.measure.needles.prompts import NeedleGrid, build_prompt
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.kv_cache import quantized_cache

@@ -15,11 +15,19 @@ from fp8dash.choose.needles import KINDS
 from fp8dash.choose.records import Measurement, NeedleCell, Progress
 from fp8dash.choose.request import Request
 from fp8dash.errors import CorpusError, InvalidChoice, NotFinite
-from fp8dash.measure import needle as needles
-from fp8dash.measure.essay import NOISE, haystack_of, sentences
 from fp8dash.measure.kept import keep, kept
-from fp8dash.measure.needle import Answer, answered, baseline_answers, needle, share_found
-from fp8dash.measure.prompts import NeedleGrid, Prompt, _right_answer, build_prompt, build_prompts, chat_of, fitting
+from fp8dash.measure.needles import needle as needles
+from fp8dash.measure.needles.essay import NOISE, haystack_of, sentences
+from fp8dash.measure.needles.needle import Answer, answered, baseline_answers, needle, share_found
+from fp8dash.measure.needles.prompts import (
+    NeedleGrid,
+    Prompt,
+    _right_answer,
+    build_prompt,
+    build_prompts,
+    chat_of,
+    fitting,
+)
 from fp8dash.model.reading import CHUNK, Reader
 from fp8dash.quant.kv_cache import quantized_cache
 

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from fp8dash.errors import CorpusError
 from fp8dash.measure.corpora import pydocs_pages
-from fp8dash.measure.essay import NOISE
-from fp8dash.measure.prompts import NeedleGrid, build_prompt
+from fp8dash.measure.needles.essay import NOISE
+from fp8dash.measure.needles.prompts import NeedleGrid, build_prompt
 
 
 def needles(

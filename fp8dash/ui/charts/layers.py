@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
@@ -37,7 +38,7 @@ def layer_maps(
 
     A cell's place on the scale is `colour` of its number; `hover` may name it as z, and as text what is `written`.
     """
-    grids = [{place_of(name): value for name, value in by_name.items()} for by_name in maps.values()]
+    grids = [by_place(by_name.items()) for by_name in maps.values()]
     parts = list(dict.fromkeys(part for grid in grids for _, part in grid))
     blocks = sorted({block for grid in grids for block, _ in grid})
     figure = make_subplots(rows=1, cols=max(1, len(grids)), shared_yaxes=True, horizontal_spacing=0.04)
@@ -67,8 +68,11 @@ def layer_maps(
 
 def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]) -> go.Figure:
     """Weight SQNR of the same projection in every block, one small panel per projection, one line per run."""
-    named = {name: [layer for layer in run_layers if layer.sqnr_db is not None] for name, run_layers in layers.items()}
-    parts = list(dict.fromkeys(place_of(layer.name)[1] for run_layers in named.values() for layer in run_layers))[:8]
+    grids = {
+        name: by_place((layer.name, layer.sqnr_db) for layer in run_layers if layer.sqnr_db is not None)
+        for name, run_layers in layers.items()
+    }
+    parts = list(dict.fromkeys(part for grid in grids.values() for _, part in grid))[:8]
     columns = min(4, max(1, len(parts)))
     figure = make_subplots(
         rows=max(1, math.ceil(len(parts) / columns)),
@@ -80,10 +84,8 @@ def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]
         horizontal_spacing=0.02,
     )
     for i, part in enumerate(parts):
-        for name, run_layers in named.items():
-            here = sorted(
-                (place_of(layer.name)[0], layer.sqnr_db) for layer in run_layers if place_of(layer.name)[1] == part
-            )
+        for name, grid in grids.items():
+            here = sorted((block, sqnr) for (block, of_part), sqnr in grid.items() if of_part == part)
             figure.add_scatter(
                 x=[block for block, _ in here],
                 y=[sqnr for _, sqnr in here],
@@ -103,15 +105,30 @@ def layer_lines(layers: Mapping[str, Sequence[Layer]], looks: Mapping[str, Look]
 
 
 def place_of(name: str) -> tuple[int, str]:
-    """Block and projection of a layer's name; -1 outside the blocks.
+    """Block and projection of a layer's name, the same for all experts of a block; -1 outside the blocks.
 
     >>> place_of("model.layers.3.mlp.down_proj"), place_of("lm_head")
     ((3, 'mlp.down_proj'), (-1, 'lm_head'))
+    >>> place_of("model.layers.3.mlp.experts.17.up_proj")
+    (3, 'mlp.experts.up_proj')
     """
     numbered = re.search(r"\.(\d+)\.(.+)$", name)
-    return (int(numbered[1]), numbered[2]) if numbered else (-1, name)
+    return (int(numbered[1]), re.sub(r"\.\d+(?=\.)", "", numbered[2])) if numbered else (-1, name)
 
 
 def short_part(part: str) -> str:
-    """A projection's name for an axis, escaped."""
-    return html(part.rsplit(".", 1)[-1].removesuffix("_proj"))
+    """A projection's name for an axis, escaped.
+
+    >>> short_part("self_attn.q_proj"), short_part("mlp.experts.gate_proj")
+    ('q', 'experts gate')
+    """
+    *above, last = part.removesuffix("_proj").split(".")
+    return html(f"{above[-1]} {last}" if above and "expert" in above[-1] else last)
+
+
+def by_place(values: Iterable[tuple[str, float]]) -> dict[tuple[int, str], float]:
+    """Numbers by layer name as numbers by place: the median over a block's experts."""
+    places: dict[tuple[int, str], list[float]] = {}
+    for name, value in values:
+        places.setdefault(place_of(name), []).append(value)
+    return {place: median(of_place) for place, of_place in places.items()}

@@ -18,6 +18,7 @@ TITLES: dict[Measure, str] = {
     "sensitivity": "Sensitivity",
     "profile": "Tensor profile",
     "kv": "KV cache reads",
+    "experts": "Experts",
     "decode": "Decode speed",
     "tasks": "lm-eval tasks",
     "export": "Checkpoint",

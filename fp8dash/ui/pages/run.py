@@ -22,6 +22,7 @@ from fp8dash.ui.parts import decoding, needles
 from fp8dash.ui.parts.answer import loss
 from fp8dash.ui.parts.recipe_words import in_words
 from fp8dash.ui.parts.run_costs import sensitivity
+from fp8dash.ui.parts.run_experts import experts_of
 from fp8dash.ui.parts.run_facts import how_to_serve, provenance
 from fp8dash.ui.parts.run_gemm import rates
 from fp8dash.ui.parts.run_layers import BY_LAYER, gradients_of, layers_of, scales
@@ -85,6 +86,7 @@ def _by_layer(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
     """Coverage, and error and gradients by layer."""
     if layers := frame.store.layers([run.id])[run.id]:
         layers_of(layers, int(run.facts.get("parameters") or 0))
+    experts_of([m for m in numbers if metric_of(m).stage == "experts"])
     if gradients := [m for m in numbers if metric_of(m).stage == "gradients"]:
         gradients_of(gradients)
 
@@ -184,4 +186,4 @@ def _pin(frame: Frame, run_id: str) -> None:
 
 
 def _has_a_place_of_its_own(m: Measurement) -> bool:
-    return metric_of(m).stage in ("gradients", "tasks") or m.name in (*BY_LAYER, *PERCENTILES)
+    return metric_of(m).stage in ("experts", "gradients", "tasks") or m.name in (*BY_LAYER, *PERCENTILES)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fp8dash.choose.needles import KINDS, Kind
+from fp8dash.choose.request import NeedleOptions
 from fp8dash.errors import CorpusError
-from fp8dash.measure.essay import NOISE
+from fp8dash.measure.needles.essay import NOISE, haystack_of
 from fp8dash.model.chat import frame_of
 from fp8dash.model.load import LoadedModel
 
@@ -80,6 +81,13 @@ class Prompt:
     def hash(self) -> str:
         """The same for the same tokens."""
         return hashlib.sha256(repr((self.ids, self.answer)).encode()).hexdigest()[:16]
+
+
+def grid_of(needles: NeedleOptions, seed: int, corpus: str, tokenizer: Any) -> NeedleGrid:
+    """The grid that was asked for, in its haystack; raises CorpusError where the corpus holds no sentence for it."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    haystack = haystack_of(needles.haystack, corpus, special)
+    return NeedleGrid(needles.lengths, needles.depths, haystack, KINDS[needles.kind], needles.repeats, seed)
 
 
 def fitting(tokenizer: Any, grid: NeedleGrid, context: int, chat: str) -> tuple[NeedleGrid, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from fp8dash.choose.casts import KvCast
 from fp8dash.choose.records import BASELINE, HIGHER, NEITHER, Better, Measurement, NeedleCell, Progress, RanBy
 from fp8dash.errors import NotFinite
 from fp8dash.measure.kept import keep, kept, name_of
-from fp8dash.measure.prompts import Prompt
+from fp8dash.measure.needles.prompts import Prompt
 from fp8dash.model.load import LoadedModel
 from fp8dash.model.reading import CHUNK, WHOLE, Reader, shared_start
 from fp8dash.stats import FEWEST_WINDOWS, paired_difference
