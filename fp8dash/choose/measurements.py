@@ -22,12 +22,12 @@ _PERPLEXITY = (
            "Pearson's, between the run's and the baseline's ln p of the true tokens."),
     Metric("word_ppl", "Word PPL", "", LOWER, "perplexity", "exp(NLL / words): words between white space."),
     Metric("byte_ppl", "Byte PPL", "", LOWER, "perplexity", "exp(NLL / bytes of the text)."),
-    Metric("bits_per_byte", "Bits a byte", "bits", LOWER, "perplexity", "NLL / bytes of the text / ln 2."),
+    Metric("bits_per_byte", "Bits per byte", "bits", LOWER, "perplexity", "NLL / bytes of the text / ln 2."),
     Metric("kld_noise_floor", "KLD of BF16 against float32", "nats", NEITHER, "perplexity",
-           "KLD of the unquantized weights run in float32: what rounding alone costs."),
+           "KLD of the unquantized weights run in float32: the cost of rounding alone."),
     Metric("kld_reverse", "KLD, reversed", "nats", LOWER, "perplexity", "KLD of the baseline from the run."),
     Metric("top5", "Top-5", "share", HIGHER, "perplexity",
-           "Share of the baseline's five likeliest tokens that the run ranks as high."),
+           "Share of the baseline's five most likely tokens that the run ranks as high."),
     Metric("delta_p", "Δp of the true token, mean", "share", NEITHER, "perplexity",
            "Probability of the true token, run minus baseline.", signed=True),
     Metric("delta_p_rms", "Δp of the true token, RMS", "share", LOWER, "perplexity",
@@ -39,9 +39,9 @@ _PERPLEXITY = (
            signed=True),
     Metric("scored_tokens", "Scored tokens", "tokens", NEITHER, "perplexity", "Tokens that the means are over.", COUNT),
     Metric("scored_windows", "Scored windows", "windows", NEITHER, "perplexity",
-           "Windows read; fewer than asked for where the run stopped early.", COUNT),
+           "Windows read; fewer than requested if the run stopped early.", COUNT),
     Metric("activation_clipped", "Activations clipped", "share", LOWER, "perplexity",
-           "Share of the activations beyond the largest code, where scales were made beforehand.",
+           "Share of the activations beyond the largest code, if scales were made beforehand.",
            method="calibrated scales"),
 )  # fmt: skip
 _QUANTIZE = (
@@ -57,28 +57,28 @@ _QUANTIZE = (
            method="calibrated scales"),
     Metric("kv_scale", "KV cache: scale", "", NEITHER, "quantize", "The largest scale of each layer's keys and values.",
            method="calibrated scales"),
-    Metric("kv_bytes_per_token", "KV cache, bytes a token", "bytes", LOWER, "quantize",
-           "Keys, values and scales of all layers.", method="KV cache, bytes a token"),
+    Metric("kv_bytes_per_token", "KV cache, bytes per token", "bytes", LOWER, "quantize",
+           "Keys, values and scales of all layers.", method="KV cache, bytes per token"),
 )  # fmt: skip
 _KV = (
     Metric("kv_ppl", "KV cache: PPL", "", LOWER, "kv", "Perplexity when read through the cast cache."),
     Metric("kv_baseline_ppl", "KV cache: baseline PPL", "", LOWER, "kv",
-           "The baseline's, read by the same cuts through its own cache."),
+           "The baseline's, read in the same chunks through its own cache."),
     Metric("kv_ln_ppl_diff", "KV cache: Δ ln PPL", "nats", LOWER, "kv", "ln PPL minus the baseline's, same cuts.",
            signed=True),
     Metric("kv_kld", "KV cache: KLD", "nats", LOWER, "kv", "KLD from the baseline, same cuts."),
     Metric("kv_top1", "KV cache: top-1", "share", HIGHER, "kv",
-           "Share of tokens whose likeliest successor is the baseline's."),
+           "Share of tokens whose most likely successor is the baseline's."),
     Metric("kv_scale_lowest", "KV cache: lowest scale", "", NEITHER, "kv", "Of all keys' or values' scales."),
     Metric("kv_scale_highest", "KV cache: highest scale", "", NEITHER, "kv", "Of all keys' or values' scales."),
     Metric("kv_scales_at_one", "KV cache: scales at 1.0", "share", NEITHER, "kv",
-           "1 where nothing was calibrated and engines fall back to 1.0."),
+           "1 if nothing was calibrated and engines fall back to 1.0."),
 )  # fmt: skip
 _NEEDLE = (
     Metric("baseline_needle", "Baseline needle", "share", HIGHER, "needle",
-           "Share of the hidden numbers that the baseline gave back.", ".3f"),
+           "Share of the hidden numbers that the baseline retrieved.", ".3f"),
     Metric("needle_logprob", "Needle ln p", "nats a token", HIGHER, "needle",
-           "Mean ln p of the values' own tokens, forced after the prompt; 0 is certain."),
+           "Mean ln p of the values' own tokens, teacher-forced after the prompt; 0 is certainty."),
     Metric("baseline_needle_logprob", "Baseline needle ln p", "nats a token", HIGHER, "needle", "The baseline's."),
     Metric("needle_logprob_diff", "Δ needle ln p", "nats a token", HIGHER, "needle",
            "Run minus baseline, paired by prompt.", signed=True),
@@ -87,7 +87,7 @@ _SPEED = (
     Metric("gemm_speedup_cold", "GEMM speed-up, cold", "× BF16", HIGHER, "gemm",
            "The same with caches overwritten before each sample.", ".2f", method="gemm, cold"),
     Metric("gemm_crossover_m", "Faster than BF16 from M =", "tokens", LOWER, "gemm",
-           "The smallest M of the sweep from which casting pays.", COUNT),
+           "The smallest M of the sweep from which casting pays off.", COUNT),
     Metric("peak_tflops", "Peak, measured", "TFLOPS", HIGHER, "gemm", "Rate of one large product.",
            method="gemm, peaks"),
     Metric("peak_gb_per_s", "Memory rate, measured", "GB/s", HIGHER, "gemm", "Rate of one large copy.",
@@ -98,10 +98,10 @@ _SPEED = (
     Metric("itl_ms", "Time between tokens, median", "ms", LOWER, "decode", "Over steps and passes."),
     Metric("itl_ms_p90", "Time between tokens, p90", "ms", LOWER, "decode", "Over steps and passes."),
     Metric("itl_ms_p99", "Time between tokens, p99", "ms", LOWER, "decode", "Over steps and passes."),
-    Metric("decode_joules_per_token", "Energy a token", "J", LOWER, "decode", "Of the whole GPU while decoding."),
+    Metric("decode_joules_per_token", "Energy per token", "J", LOWER, "decode", "Of the whole GPU while decoding."),
     Metric("resident_memory_bytes", "Resident memory", "MB", LOWER, "decode", "Before the first prompt.", per=MEGA,
            stored="bytes"),
-    Metric("peak_memory_bytes", "Peak memory", "MB", LOWER, "decode", "The most that the run has held so far.",
+    Metric("peak_memory_bytes", "Peak memory", "MB", LOWER, "decode", "The most that the run has used so far.",
            per=MEGA, stored="bytes"),
 )  # fmt: skip
 _EXPERTS = (
@@ -118,7 +118,7 @@ _BEFORE_CASTING = (
     Metric("sensitivity_kld", "KLD of the whole recipe", "nats", LOWER, "sensitivity",
            "Linears alone, over the first two windows."),
     Metric("sensitivity_kld_sum", "Sum of its parts’ KLDs", "nats", LOWER, "sensitivity", "Each part cast alone."),
-    Metric("mixed_kld", "KLD of the mixed recipe", "nats", LOWER, "sensitivity", "Its note is the recipe."),
+    Metric("mixed_kld", "KLD of the mixed recipe", "nats", LOWER, "sensitivity", "The note is the recipe."),
     Metric("mixed_kld_predicted", "KLD of the mixed recipe, predicted", "nats", LOWER, "sensitivity",
            "From its cast parts' KLDs, scaled so that all parts give the whole recipe's."),
     Metric("mixed_bits_per_weight", "Bits/weight, mixed recipe", "bits", LOWER, "sensitivity",
@@ -134,8 +134,8 @@ _OF_EACH_FORMAT: tuple[tuple[str, str, str, Better, str], ...] = (
     ("flushed", "flushed", "share", LOWER, "Share of the non-zero elements that became zero."),
     ("clipped", "clipped", "share", LOWER, "Share of the elements beyond the largest code."),
 )
-BY_EXPERT = "expert_tokens"  # a row an expert
-PERCENTILES = ("kld_tokens", "kld_reverse_tokens", "delta_p_tokens")  # over tokens: a row a label
+BY_EXPERT = "expert_tokens"  # one row per expert
+PERCENTILES = ("kld_tokens", "kld_reverse_tokens", "delta_p_tokens")  # over tokens: one row per label
 INTERVALS = ("kld", "ln_ppl_diff", "kv_ln_ppl_diff", "needle_logprob_diff")  # have a 95 % interval
 LOW, HIGH = "low", "high"  # its ends
 

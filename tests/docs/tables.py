@@ -20,7 +20,7 @@ FURTHER = {  # methods of numbers that a stage measures beside its own
     "gemm, cold": gemm.METHOD_COLD,
     "gemm, peaks": gemm.METHOD_PEAK,
     "calibrated scales": calibrated.METHOD,
-    "KV cache, bytes a token": kv_cache.METHOD,
+    "KV cache, bytes per token": kv_cache.METHOD,
     "tasks": harness.METHOD,
 }
 

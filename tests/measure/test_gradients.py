@@ -184,7 +184,7 @@ def test_pages_show_both_formats_and_tables_only_the_medians(loaded, windows, tm
         assert not app.exception and not app.error
         assert "Gradients" in [header.value for header in app.header]
         assert "of the median layer’s gradient to zero, E4M3" in page_text(app)
-        assert "The largest share is that of" in page_text(app)
+        assert "The worst layer is" in page_text(app)
         tables = [table.value for table in app.dataframe]
         assert sum(tables[0]["Measurement"].str.startswith("Gradient: ")) == KINDS
         assert [len(table) for table in tables if "Gradient: SQNR in E5M2 (dB)" in table] == [15]

@@ -482,11 +482,11 @@ def test_one_run_is_shown_in_full(ids: dict[str, str]) -> None:
     assert app.title[0].value == "MXFP8 loses 0.0172 nats to BF16"
     numbers = table_with(app, "Measurement", "Method").set_index("Measurement")
     assert numbers.loc["Δ ln PPL", "95 % interval"].startswith("[+0.00")
-    assert "210 weights were cast, 1 kept: areas are parameters." in page_text(app)
+    assert "210 weights were cast, 1 kept. Areas show parameter counts." in page_text(app)
     assert "Weights: E4M3FN, one per 32 of a row, scales rceil. Activations: E4M3FN" in page_text(app).replace("\\", "")
     assert "over 6 cells; difference from BF16 on the same prompts: −0.02" in page_text(app)
-    made = next(table.value for table in app.dataframe if "Recipe" in set(table.value.get("What", ())))
-    assert made.set_index("What").loc["Version of torch", "Value"] == "2.13.0"
+    made = next(table.value for table in app.dataframe if "Recipe" in set(table.value.get("Fact", ())))
+    assert made.set_index("Fact").loc["Version of torch", "Value"] == "2.13.0"
 
 
 def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:

@@ -32,7 +32,7 @@ from fp8dash.ui.words import moment, plain, setting, short
 
 
 def page(frame: Frame, run_id: str) -> None:
-    """The run in full: each section by itself, so that one that cannot be drawn takes no other with it."""
+    """The run in full: each section by itself, so that a section that fails does not take the others down."""
     run = frame.store.run(run_id)
     numbers = frame.store.measurements([run_id])[run_id]
     (row,) = frame.store.standings(Choice(ids=(run_id,)))
@@ -45,7 +45,7 @@ def page(frame: Frame, run_id: str) -> None:
 
 
 def _head(frame: Frame, run: Run, row: Standing) -> None:
-    """The answer, what was run, and the ways on."""
+    """The answer, what was run, and the buttons to go on."""
     st.title(_headline(run, row), anchor=False)
     if row.kld is not None and not row.is_baseline:
         st.markdown(plain(f"{beside_loss(row)}."))
@@ -64,10 +64,12 @@ def _warnings(numbers: Sequence[Measurement], row: Standing) -> None:
     if row.is_partly_cast:
         st.warning(
             f"{row.uncast_share:.0%} of the blocks’ matrix weights were left in BF16: loss, size and speed are those "
-            "of a model that was cast in part. The tree of what was cast says which weights stayed, and why."
+            "of a partly cast model. The tree under “Layers” shows which weights were not cast, and why."
         )
     if any(m.name == "kv_scales_at_one" and m.value == 1.0 for m in numbers):
-        st.warning("Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format are clipped.")
+        st.warning(
+            "Every KV scale is 1.0: nothing was calibrated, and keys and values beyond the format’s range are clipped."
+        )
 
 
 def _measured(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
@@ -160,7 +162,7 @@ def _live(frame: Frame, run_id: str, state: str) -> None:
 
 
 def _note(frame: Frame, row: Standing) -> None:
-    """What people noted about the run, and whether it is kept in sight."""
+    """The note on the run, and whether it is pinned."""
     if row.note:
         st.info(plain(row.note))
         st.caption(f"{plain(row.note_by)}, {moment(row.note_at, zone())}")
@@ -171,7 +173,7 @@ def _note(frame: Frame, row: Standing) -> None:
             key="run_pinned",
             on_change=guarded(_pin),
             args=(frame, row.run),
-            help="Pinned runs bear a star on the leaderboard, for everyone.",
+            help="Pinned runs have a star on the leaderboard, for everyone.",
         )
         with st.popover("Edit the note" if row.note else "Add a note", type="tertiary"):
             note = st.text_area("Note", row.note, max_chars=NOTE_LENGTH, key=f"run_note_{row.note_at}")

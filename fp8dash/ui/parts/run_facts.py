@@ -62,7 +62,7 @@ def provenance(frame: Frame, run: Run) -> None:
         facts |= _fact_rows(key, value)
     left, right = st.columns(2, gap="large")
     left.dataframe(
-        pd.DataFrame({"What": list(facts), "Value": list(facts.values())}),
+        pd.DataFrame({"Fact": list(facts), "Value": list(facts.values())}),
         hide_index=True,
         key="run_facts",
         height="content",

@@ -1,4 +1,4 @@
-"""What became of a run’s layers: coverage, error by layer, scales made beforehand, gradients."""
+"""A run’s layers: coverage, error by layer, precomputed scales, gradients."""
 
 import math
 
@@ -19,7 +19,7 @@ GRADIENTS = [metric for metric in MEASUREMENTS.values() if metric.stage == "grad
 
 
 def scales(numbers: list[Measurement]) -> None:
-    """Scales that were made beforehand, by the place that reads by them, and the share beyond their largest code."""
+    """Scales made beforehand, by the place that uses them, and the share beyond their largest code."""
     by: dict[str, dict[str, float | None]] = {}
     for m in numbers:
         by.setdefault(MEASUREMENTS[m.name].title, {})[m.label] = m.value
@@ -33,7 +33,7 @@ def layers_of(layers: list[Layer], parameters: int) -> None:
     cast = [layer for layer in layers if layer.sqnr_db is not None and math.isfinite(layer.sqnr_db)]
     kept = [layer for layer in layers if layer.backend == KEPT]
     st.header("Layers", anchor=False)
-    st.markdown(f"{len(layers) - len(kept)} weights were cast, {len(kept)} kept: areas are parameters.")
+    st.markdown(f"{len(layers) - len(kept)} weights were cast, {len(kept)} kept. Areas show parameter counts.")
     tree = charts_coverage.coverage_tree(charts_coverage.stored(layers, parameters), dark=is_dark())
     draw(tree, key="run_coverage", alt="Weights that were cast and kept, by module")
     if cast:
@@ -77,7 +77,7 @@ def layers_of(layers: list[Layer], parameters: int) -> None:
 
 
 def gradients_of(numbers: list[Measurement]) -> None:
-    """What E4M3 and E5M2 would cost each layer's output gradient, from rows by layer and unlabelled medians."""
+    """What E4M3 and E5M2 would cost each layer's output gradient, from rows per layer and unlabelled medians."""
     by: dict[str, dict[str, float | None]] = {metric.name: {} for metric in GRADIENTS}
     for m in numbers:
         by[m.name][m.label] = m.value
@@ -106,8 +106,7 @@ def _compared(by: dict[str, dict[str, float | None]], e4m3: dict[str, float], e5
     finer = sum(e4m3[layer] > e5m2[layer] for layer in both)
     worst = max((share or 0, layer) for layer, share in by[gradient_name("flushed", "e4m3fn")].items() if layer)
     return (
-        f"E5M2 flushes {shares[0]} of the median layer’s gradient to zero, E4M3 {shares[1]}. "
-        f"The largest share is that of {plain(worst[1])} in E4M3, {three(100 * worst[0])} %. "
-        f"E4M3 has the higher SQNR in {finer} of {len(both)} layers. One float32 scale a tensor; the "
-        "gradients are those of the unquantized model."
+        f"E5M2 flushes {shares[0]} of the median layer’s gradient to zero, E4M3 {shares[1]}. The worst layer is "
+        f"{plain(worst[1])} in E4M3, {three(100 * worst[0])} %. E4M3 has the higher SQNR in {finer} of {len(both)} "
+        "layers. One float32 scale per tensor; the gradients are those of the unquantized model."
     )

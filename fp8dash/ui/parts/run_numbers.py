@@ -17,7 +17,7 @@ def all_numbers(numbers: list[Measurement]) -> None:
     st.header("Measurements", anchor=False)
     metric_help()
     if not numbers:
-        st.info("Nothing is measured yet: the stages above say how far the run is.")
+        st.info("Nothing has been measured yet: the stages above show the run’s progress.")
         return
     values = {(m.name, m.label): m.value for m in numbers}
     listed = [m for m in numbers if not metric_of(m).end_of]
@@ -47,7 +47,7 @@ def all_numbers(numbers: list[Measurement]) -> None:
 
 
 def task_scores(lines: list[TaskLine]) -> None:
-    """The numbers of lm-eval's tasks, as it makes them."""
+    """The numbers of lm-eval's tasks, as lm-eval reports them."""
     st.header("Tasks", anchor=False)
     scores = [(line, score) for line in lines for score in line.scores if score]
     table = pd.DataFrame(
@@ -57,7 +57,7 @@ def task_scores(lines: list[TaskLine]) -> None:
             "Value": [three(score.value) for _, score in scores],
             "Standard error": [three(score.stderr) for _, score in scores],
             "Better": [line.better or DASH for line, _ in scores],
-            "Of": [score.note for _, score in scores],
+            "Documents": [score.note for _, score in scores],
             "Method": [score.method for _, score in scores],
         }
     )
@@ -67,7 +67,7 @@ def task_scores(lines: list[TaskLine]) -> None:
 
 
 def _interval(m: Measurement, values: dict[tuple[str, str], float | None]) -> str:
-    """The interval of a number that has one; a dash where its units are too few."""
+    """The interval of a number that has one; a dash if it has too few units."""
     ends = [(end_name(m.name, end), m.label) for end in (LOW, HIGH)]
     if m.name not in INTERVALS or not all(end in values for end in ends):
         return ""
@@ -76,7 +76,7 @@ def _interval(m: Measurement, values: dict[tuple[str, str], float | None]) -> st
 
 
 def divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) -> None:
-    """How tokens differ from the baseline's: what llama.cpp's --kl-divergence lists, a row a percentile."""
+    """How tokens differ from the baseline's: what llama.cpp's --kl-divergence lists, one row per percentile."""
     st.header("Divergence from BF16, token by token", anchor=False)
     metrics = [MEASUREMENTS[name] for name in MEANS if name in by_name]
     means = [f"{metric.title} {shown(metric, by_name[metric.name].value)}" for metric in metrics]
@@ -84,7 +84,7 @@ def divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) 
     table: dict[str, dict[str, str]] = {name: {} for name in PERCENTILES}
     for m in percentiles:
         table[m.name][m.label] = shown(metric_of(m), m.value)
-    order = list(table["delta_p_tokens"])  # has the most of them
+    order = list(table["delta_p_tokens"])  # has the most percentiles
     columns = {heading(MEASUREMENTS[name]): [row.get(label, DASH) for label in order] for name, row in table.items()}
     st.dataframe(
         pd.DataFrame({"Tokens": order, **columns}),
@@ -96,13 +96,15 @@ def divergence(percentiles: list[Measurement], by_name: dict[str, Measurement]) 
 
 
 def _noise(by_name: dict[str, Measurement]) -> str:
-    """How the run's KLD lies to the noise floor."""
+    """How the run's KLD compares with the noise floor."""
     floor, low = (by_name[name].value if name in by_name else None for name in ("kld_noise_floor", "kld_low"))
     if floor is None:
         return ""
-    sentence = f"The same weights in float32 lie {three(floor)} nats from BF16"
+    sentence = f"The same weights in float32 are {three(floor)} nats from BF16"
     if low is None:
-        return f"{sentence}; too few windows tell whether this run lies above."
+        return f"{sentence}; too few windows to tell whether this run is above that."
     return (
-        f"{sentence}: this run is indistinguishable from BF16." if low <= floor else f"{sentence}; this run lies above."
+        f"{sentence}: this run is indistinguishable from BF16."
+        if low <= floor
+        else f"{sentence}; this run is above that."
     )
