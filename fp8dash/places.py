@@ -64,8 +64,8 @@ def log_file(run_id: str) -> Path:
 
 
 def scratch(folder: Path) -> Path:
-    """A new folder inside another, for what is not complete yet; it bears this process's number, so that whoever ends
-    the process can find it."""
+    """A new folder inside another, for what is not complete yet; it carries this process's number, by which it is found
+    once the process is over."""
     return Path(tempfile.mkdtemp(prefix=_scratch_prefix(os.getpid()), dir=folder))
 
 

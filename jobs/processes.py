@@ -47,7 +47,7 @@ def end_group(group: int, number: int) -> None:
 
 
 def end_marked(worker_id: str) -> None:
-    """Kill whatever bears a worker's mark, until nothing does: what is killed may have forked before."""
+    """Kill whatever carries a worker's mark, until nothing does: what is killed may have forked before."""
     for _ in range(100):
         living = list(marked(worker_id))
         if not living:
@@ -59,7 +59,7 @@ def end_marked(worker_id: str) -> None:
 
 
 def marked(worker_id: str) -> Iterator[int]:
-    """The processes that bear a worker's mark and are not over."""
+    """The processes that carry a worker's mark and still run."""
     mark = f"{WORKER_MARK}={worker_id}".encode()
     for folder in PROC.glob("[0-9]*"):
         with suppress(OSError):

@@ -30,7 +30,7 @@ from fp8dash.errors import InvalidChoice
 KV_FORMATS = {f.name: f for f in (E4M3FN, E5M2, INT8)}
 
 
-KV_SHARES = {  # who shares a scale in the KV cache; each sequence, each layer, and keys and values have their own
+KV_SHARES = {  # what shares a scale in the KV cache; each sequence, each layer, and keys and values have their own
     "tensor": "one scale per update",
     "head": "one per head and update",
     "token": "one per token and head",
@@ -41,8 +41,10 @@ KV_SCALES = {"dynamic": FLOAT32, "static": FLOAT32, "unit": UNIT}
 
 
 KV_SCALE_MEANINGS = {
-    "dynamic": "each update, be it a prompt or one decoded token, by its own amax; older codes are never scaled anew",
-    "static": "one scale a layer for keys and one for values, from the calibration text's amax: what checkpoints carry",
+    "dynamic": "each update, a prompt or one decoded token, by its own amax; older codes are never rescaled",
+    "static": (
+        "per layer one scale for keys and one for values, from the calibration text's amax, as checkpoints store them"
+    ),
     "unit": "scale 1.0 throughout: what vLLM does without calibrated scales",
 }
 

@@ -138,7 +138,7 @@ def _distance(asked: tuple[Cast, Cast], offered: tuple[Cast, Cast]) -> int:
 
 
 def _by_row(cast: Cast) -> Cast:
-    """The same cast for the operand that has none, one scale a row."""
+    """The same cast for the operand that has none, one scale per row."""
     return replace(cast, tile=ROW, rule=FLOAT32, when=DYNAMIC)
 
 

@@ -179,7 +179,7 @@ def parse_recipe(text: str) -> Recipe:
 
 
 def _field(word: str) -> tuple[str, str]:
-    """Key and value of a recipe's word; a key may bear a pattern in brackets, which may hold brackets of its own."""
+    """Key and value of a recipe's word; a key may have a pattern in brackets, which may contain brackets itself."""
     parts = re.fullmatch(r"([wa]\[.+?\](?==)|[a-z]+)=(.+)", word)
     if not parts or not (parts[1] in KEYS or "[" in parts[1]):
         raise InvalidChoice(

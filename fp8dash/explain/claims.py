@@ -256,7 +256,7 @@ _CLAIMS = (
     ),
     Claim(
         28,
-        "Gradients want E5M2.",
+        "Gradients need E5M2.",
         PARTLY,
         "True of its range, where scales are fixed or stale. Under dynamic per-tensor scales E4M3 kept 6 dB more than "
         "E5M2 in all 211 layers of the demo model.",

@@ -104,7 +104,7 @@ def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> It
 
 
 def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: Windows, device: str) -> Path:
-    """Where a baseline is kept: one name for everything that bears on its bits."""
+    """Where a baseline is kept: one name for everything that affects its bits."""
     name = name_of(
         FORMAT, model_hash, corpus_hash, windows.content_hash, device, torch.__version__, torch.get_num_threads()
     )

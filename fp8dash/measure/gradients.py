@@ -41,7 +41,7 @@ class LayerGradient:
 
     @property
     def whole(self) -> CastError:
-        """The sums that no format bears on: signal, and counts of elements."""
+        """The sums that do not depend on a format: signal, and counts of elements."""
         return next(iter(self.errors.values()))
 
     @property
@@ -76,7 +76,7 @@ def gradients(model: Any, windows: Tensor) -> Iterator[Progress | Measurement]:
 
 @torch.enable_grad()
 def backward(model: Any, ids: Tensor) -> None:
-    """The backward pass of a window's mean loss, nats a token, from ids [L]; raises NotFinite. Keeps nothing."""
+    """The backward pass of a window's mean loss, nats per token, from ids [L]; raises NotFinite. Keeps nothing."""
     ids = ids.to(model.device)
     logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]  # [L - 1, vocabulary]
     loss = cross_entropy(logits.float(), ids[1:])

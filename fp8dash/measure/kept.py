@@ -32,5 +32,5 @@ def kept(file: Path) -> bytes | None:
 
 
 def name_of(*facts: object) -> str:
-    """A file's name for everything that bears on its bytes."""
+    """A file's name for everything that affects its bytes."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

@@ -77,7 +77,7 @@ def kv_memory(model: Any, kv: KvCast, tokens: int) -> Iterator[Measurement]:
 def kv_baseline(model: Any, windows: Tensor, folder: Path, *facts: object) -> Generator[Progress, None, Paths]:
     """Progress; returns how the unquantized model reads the first windows, measured once and kept in `folder`.
 
-    `facts` are what else bears on its bits: the model's hash and the device.
+    `facts` are what else affects its bits: the model's hash and the device.
     """
     few = windows[:WINDOWS]
     where = (PATH_METHOD, *facts, tuple(few.shape), few.tolist(), torch.__version__, torch.get_num_threads())

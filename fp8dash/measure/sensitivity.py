@@ -245,7 +245,7 @@ class _Clock:
         """The next probe's."""
         done, each = self._done, (time.perf_counter() - self._start) / max(1, self._done)
         self._done += 1
-        return Progress("sensitivity", done, self._total, f"{what}; {each:.2g} s a probe" if done else what)
+        return Progress("sensitivity", done, self._total, f"{what}; {each:.2g} s per probe" if done else what)
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def why_kept(recipe: Recipe, part: ModelPart) -> str:
 
 
 def _untie(model: Any) -> None:
-    """Gives each Linear of the blocks memory of its own: casting a weight where it lies changes whoever shares it."""
+    """Gives each Linear of the blocks memory of its own: casting a weight in place changes all that share it."""
     tables = [table for table in (model.get_output_embeddings(), model.get_input_embeddings()) if table is not None]
     seen = {table.weight.data_ptr() for table in tables}
     for linear in (module for module in model.modules() if isinstance(module, nn.Linear) and module not in tables):

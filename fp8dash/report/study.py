@@ -114,7 +114,7 @@ def _none_yet(evidence: Evidence) -> str:
 
 
 def _reasons(evidence: Evidence, judged: Contest) -> tuple[str, ...]:
-    """What else bears on the answer, where it was measured."""
+    """What else matters for the answer, if it was measured."""
     best = judged.leader
     if best is None:
         return ()

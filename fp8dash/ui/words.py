@@ -78,7 +78,7 @@ def reading(request: Request, facts: Mapping[str, object]) -> Reading:
 
 
 def listed(names: list[str]) -> str:
-    """Names as people say them.
+    """Names joined by commas and "and".
 
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')

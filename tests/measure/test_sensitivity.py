@@ -251,7 +251,7 @@ def test_the_stage_is_run_where_asked_for_and_its_rows_survive_their_json_form(t
     assert [row.group for row in rows if isinstance(row, Sensitivity)] == ["block 0", "block 1"]
     assert StageResult.from_json(found["sensitivity"].to_json()) == found["sensitivity"]
     steps = [item for item in items if isinstance(item, Progress) and item.stage == "sensitivity"][1:]
-    assert [step.done for step in steps] == list(range(6)) and "s a probe" in steps[-1].message
+    assert [step.done for step in steps] == list(range(6)) and "s per probe" in steps[-1].message
     assert all(row.backend in ("emulated", "arithmetic") for row in rows if isinstance(row, Measurement))
 
 

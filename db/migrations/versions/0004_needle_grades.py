@@ -1,4 +1,4 @@
-"""Needle cells bear their kind, repeat, log-probability, the baseline's grades and their prompt's hash."""
+"""Needle cells have their kind, repeat, log-probability, the baseline's grades and their prompt's hash."""
 
 import sqlalchemy as sa
 from alembic import op

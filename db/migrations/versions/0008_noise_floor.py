@@ -1,4 +1,4 @@
-"""The leaderboard's rows bear the noise floor of their baseline."""
+"""The leaderboard's rows have the noise floor of their baseline."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -51,7 +51,7 @@ def baseline_answers(
 ) -> Generator[Progress, None, list[Answer]]:
     """Progress; returns the unquantized model's answers, each measured once and kept in `folder`.
 
-    `facts` are what else bears on an answer's bits: the model's hash and the device.
+    `facts` are what else affects an answer's bits: the model's hash and the device.
     """
     where = (METHODS[chunk], chunk, *facts, torch.__version__, torch.get_num_threads())
     files = {

@@ -255,7 +255,7 @@ def _appended(tokenizer: Any) -> int:
 def _right_answer(
     tokenizer: Any, written: str, chat: str, ids: Sequence[int], expected: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Token ids of the right answer, and which hold part of a value; values stand as in the text, divided by commas.
+    """Token ids of the right answer, and which hold part of a value; values stand as in the text, separated by commas.
 
     Both are empty where the tokenizer merges the answer's tokens with the prompt's.
     """

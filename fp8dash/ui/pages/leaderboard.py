@@ -67,7 +67,7 @@ def page(frame: Frame) -> None:
 
 
 def _welcome() -> None:
-    """Three lines for whoever opens the bare address; gone once read, and never on a link."""
+    """Three lines for a first visit without a link; gone once read."""
     if st.session_state.get("welcomed") or linked.given():
         st.session_state["welcomed"] = True
         return

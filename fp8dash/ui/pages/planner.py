@@ -186,7 +186,7 @@ def _with_kv(recipe: Recipe, kv: str) -> Recipe:
 
 
 def _answer(name: str, plan: Plan, base: Plan, traffic: Traffic) -> tuple[str, str]:
-    """How many tokens a second, against BF16, and what limits it."""
+    """How many tokens per second, compared with BF16, and what limits it."""
     where = ("one " if plan.devices == 1 else f"{plan.devices} × ") + plan.accelerator.name
     room = plan.largest_batch(traffic.context)
     cache = f" with its cache in {plan.recipe.kv.format.name.upper()}" if plan.recipe.kv else ""
