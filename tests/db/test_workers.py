@@ -91,7 +91,7 @@ def test_a_slot_that_a_live_worker_holds_cannot_be_registered_for(
     lease = claims.claim(run, "one")
     assert lease is not None
     workers.set_child("one", 4711)
-    with pytest.raises(QueueError, match="Slot 0 on here has a worker already"):
+    with pytest.raises(QueueError, match="Slot 0 on here already has a worker"):
         workers.register("three", host="here", slot=0, pid=3)
     assert states(store)["one"] == ALIVE and claims.owns(lease)
     assert {worker.child_group for worker in store.workers()} == {4711, None}

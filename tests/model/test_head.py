@@ -64,7 +64,9 @@ def test_a_change_after_the_head_that_no_config_names_is_refused(tiny, monkeypat
         return out
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", bent)
-    with pytest.raises(ModelError, match="LlamaForCausalLM does more than its head .* divergence would be measured"):
+    with pytest.raises(
+        ModelError, match="LlamaForCausalLM changes the logits after its head .* divergence would be measured"
+    ):
         load(tiny, CPU)
 
 
@@ -73,5 +75,5 @@ def test_a_first_forward_that_fails_is_one_sentence_at_load(tiny, monkeypatch):
         raise TypeError("unsupported operand\nand more")
 
     monkeypatch.setattr(transformers.LlamaModel, "forward", broken)
-    with pytest.raises(ModelError, match=r"its first forward fails here \(TypeError: unsupported operand\)"):
+    with pytest.raises(ModelError, match=r"its first forward pass fails \(TypeError: unsupported operand\)"):
         load(tiny, CPU)
