@@ -139,11 +139,11 @@ def _measured(name: str, value: float | None, unit: str, better: str, backend: s
 def _size(recipe: Recipe, backend: str) -> list[Row]:
     shape = shape_of("demo")
     assert shape
-    found = estimate(recipe, shape)
+    estimated = estimate(recipe, shape)
     rows: list[Row] = [
-        _measured("bits_per_weight", found.bits_per_weight, "bits", LOWER, backend),
-        _measured("model_bytes", float(found.size_bytes), "bytes", LOWER, backend),
-        _measured("coverage", found.coverage, "share", NEITHER, backend),
+        _measured("bits_per_weight", estimated.bits_per_weight, "bits", LOWER, backend),
+        _measured("model_bytes", float(estimated.size_bytes), "bytes", LOWER, backend),
+        _measured("coverage", estimated.coverage, "share", NEITHER, backend),
     ]
     if not recipe.is_baseline:
         rows.append(_measured("weight_sqnr_db", _sqnr(recipe), "dB", HIGHER, backend))
@@ -320,9 +320,9 @@ def _finished(store: Store, name: str, device: str, study: str, owner: str, when
     )
     _stages(store, run_id, tuple(SECONDS), when)
     with store.session() as session:
-        for stage, found in rows.items():
+        for stage, of_stage in rows.items():
             for kind, table in ROW_TABLES.items():
-                if some := [row_values(run_id, stage, row) for row in found if type(row) is kind]:
+                if some := [row_values(run_id, stage, row) for row in of_stage if type(row) is kind]:
                     session.execute(insert(table), some)
         stand(session, run_id)
     return run_id

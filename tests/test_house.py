@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import FILES, module
+from tests.test_layers import FILES, ROOT, module
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 50  # lines
 EMPTY_NAMES = {"found", "said", "told", "known", "ours"}  # say that something was had, not what
+TESTS = {str(file.relative_to(ROOT)): ast.parse(file.read_text("utf-8")) for file in (ROOT / "tests").rglob("*.py")}
 TREES = {module(file): ast.parse(file.read_text("utf-8")) for file in FILES if "migrations" not in file.parts}
 
 
@@ -25,12 +26,13 @@ def test_a_function_can_be_read_at_a_glance(name: str) -> None:
     assert {name: count for name, count in lines.items() if count > LONGEST_FUNCTION} == {}
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", [*TREES, *TESTS])
 def test_a_local_is_named_by_its_content(name: str) -> None:
-    names = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.Name)]
-    stored = [node.id for node in names if isinstance(node.ctx, ast.Store)]
-    arguments = [node.arg for node in ast.walk(TREES[name]) if isinstance(node, ast.arg)]
-    assert EMPTY_NAMES & {*stored, *arguments} == set()
+    nodes = list(ast.walk((TREES | TESTS)[name]))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    assert EMPTY_NAMES & (stored | arguments | functions) == set()
 
 
 def test_a_class_name_means_one_thing() -> None:

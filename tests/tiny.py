@@ -44,8 +44,8 @@ def tiny_config(**others: int) -> LlamaConfig:
 def write_corpus(folder: Path) -> Path:
     """A text file of 120 KB: sentences that repeat with a counter, so that no two windows are alike."""
     file = folder / "corpus.txt"
-    told = "the lock keeper counted {} boats before noon and wrote them down."
-    lines = (f"Line {n}: {told.format(n * n % 997)}\n" for n in range(1_500))
+    sentence = "the lock keeper counted {} boats before noon and wrote them down."
+    lines = (f"Line {n}: {sentence.format(n * n % 997)}\n" for n in range(1_500))
     file.write_text("".join(lines), "utf-8")
     return file
 

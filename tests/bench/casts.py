@@ -65,14 +65,14 @@ def cast_ratios() -> dict[str, float | str]:
     """
     where, threads = torch.device("cuda" if CUDA else "cpu"), torch.get_num_threads()
     x = torch.randn(ELEMENTS // COLS, COLS, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0)).to(where)
-    found: dict[str, float | str] = {}
+    ratios: dict[str, float | str] = {}
     torch.set_num_threads(1)
     try:
         for tile in CASTS:
-            found |= _ratios_of(tile, x)
+            ratios |= _ratios_of(tile, x)
     finally:
         torch.set_num_threads(threads)
-    return found
+    return ratios
 
 
 def _ratios_of(tile: str, x: Tensor) -> dict[str, float | str]:
@@ -164,11 +164,11 @@ def _gfloat(tile: str, x: Tensor) -> Call:
 
 def _times(calls: dict[str, Call]) -> dict[str, list[float]]:
     """Seconds of each call, taken in turn."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(REPEATS):
         for name, call in calls.items():
-            found[name].append(_seconds(call) * (ELEMENTS / SAMPLE if name == "gfloat" else 1))
-    return found
+            times[name].append(_seconds(call) * (ELEMENTS / SAMPLE if name == "gfloat" else 1))
+    return times
 
 
 def _ratio(above: list[float], below: list[float]) -> float:

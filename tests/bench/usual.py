@@ -35,8 +35,8 @@ def usual_and_ours() -> tuple[Callable[[], object], Callable[[], object]]:
     plain, cast, peer = (load(locate("demo", cache_dir()), where) for _ in range(3))
     corpus = load_corpus("pydocs")
     windows = cut_windows(plain.tokenizer, corpus, WINDOWS, LENGTH, plain.context)
-    usual, ours = _usual(plain, peer, windows.ids), _ours(plain, cast, corpus.content_hash, windows)
-    return usual, ours
+    usual, quick = _usual(plain, peer, windows.ids), _ours(plain, cast, corpus.content_hash, windows)
+    return usual, quick
 
 
 def _usual(plain: LoadedModel, peer: LoadedModel, windows: Tensor) -> Callable[[], object]:

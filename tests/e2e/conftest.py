@@ -96,9 +96,9 @@ def browser() -> Iterator[Browser]:
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip  # CI installs it: there, its absence is a fault
         refuse("no Chromium on this machine: install the package chromium")
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield found
-        found.close()
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield chromium
+        chromium.close()
 
 
 @contextmanager
@@ -129,17 +129,17 @@ def settled(page: Page) -> Page:
 
 def faults(page: Page) -> list[str]:
     """What a settled page must not have: axe's serious and critical violations, an error that nobody put in words."""
-    found = _barriers(page)
-    if found:  # colours that fade in are measured on their way: what is a barrier still is one when they rest
+    barriers = _barriers(page)
+    if barriers:  # colours that fade in are measured on their way: what is a barrier still is one when they rest
         page.wait_for_timeout(3_000)
-        found = _barriers(page)
-    return found + [words for words in ("Internal error", "Traceback") if page.get_by_text(words).count()]
+        barriers = _barriers(page)
+    return barriers + [words for words in ("Internal error", "Traceback") if page.get_by_text(words).count()]
 
 
 def _barriers(page: Page) -> list[str]:
     """Each violation with the first element that has it."""
-    found = Axe().run(page).response["violations"]
-    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
+    violations = Axe().run(page).response["violations"]
+    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in violations if v["impact"] in ("serious", "critical")]
 
 
 def _inside(url: str) -> bool:

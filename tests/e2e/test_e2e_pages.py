@@ -20,16 +20,16 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A seeded installation's runs; its folder is under the key `folder`."""
     folder = tmp_path_factory.mktemp("seeded")
     store = Store(f"sqlite:///{folder / 'fp8dash.sqlite'}")
-    found = fill(store)
+    runs = fill(store)
     store.close()
-    return found | {"folder": str(folder)}
+    return runs | {"folder": str(folder)}
 
 
 @pytest.fixture(scope="module")
 def address(ids: dict[str, str]) -> Iterator[str]:
     """The dashboard on the seeded installation."""
-    with web(Path(ids["folder"])) as found:
-        yield found
+    with web(Path(ids["folder"])) as url:
+        yield url
 
 
 PATHS = {

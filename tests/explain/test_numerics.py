@@ -29,11 +29,11 @@ def data(shape: tuple[int, int], size: float = 1.0) -> np.ndarray:
 
 def same(x: np.ndarray, cast: Cast) -> None:
     """Both implementations agree on every bit of codes, scales and values."""
-    ours, theirs = numerics.quantize(x, cast), torch_cast.quantize(torch.from_numpy(x), cast)
-    codes = theirs.codes.view(torch.uint8).numpy() & ((1 << cast.format.bits) - 1)
-    np.testing.assert_array_equal(ours.scales, theirs.scales.numpy(), cast.text)
-    np.testing.assert_array_equal(ours.codes, codes, cast.text)
-    np.testing.assert_array_equal(ours.values, torch_cast.dequantize(theirs).numpy(), cast.text)
+    shown, cast_codes = numerics.quantize(x, cast), torch_cast.quantize(torch.from_numpy(x), cast)
+    codes = cast_codes.codes.view(torch.uint8).numpy() & ((1 << cast.format.bits) - 1)
+    np.testing.assert_array_equal(shown.scales, cast_codes.scales.numpy(), cast.text)
+    np.testing.assert_array_equal(shown.codes, codes, cast.text)
+    np.testing.assert_array_equal(shown.values, torch_cast.dequantize(cast_codes).numpy(), cast.text)
 
 
 @every_pair
@@ -58,8 +58,8 @@ def test_numpy_and_torch_guard_alike(fmt, guard):
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_every_code_encodes_to_itself(fmt):
-    known = {code: fmt.decode(code) for code in range(1 << fmt.bits)}
-    kept = {code: value for code, value in known.items() if abs(value) <= fmt.max}
+    by_code = {code: fmt.decode(code) for code in range(1 << fmt.bits)}
+    kept = {code: value for code, value in by_code.items() if abs(value) <= fmt.max}
     assert numerics.encode(np.array(list(kept.values())), fmt).tolist() == list(kept)
 
 
@@ -75,10 +75,10 @@ def test_the_grid_is_the_nearest_value_and_a_tie_goes_to_the_even_code(fmt):
 @given(st.floats(-1e5, 1e5), st.sampled_from([f for f in FORMATS.values() if isinstance(f, FloatFormat)]))
 @settings(max_examples=200, deadline=None)
 def test_rounded_numbers_are_values_and_none_is_nearer(x, fmt):
-    known = np.array(values(fmt))
-    found = float(numerics.on_grid(x, fmt))
-    assert found in known
-    assert abs(found - x) == np.abs(known - x).min()
+    grid = np.array(values(fmt))
+    nearest = float(numerics.on_grid(x, fmt))
+    assert nearest in grid
+    assert abs(nearest - x) == np.abs(grid - x).min()
 
 
 def test_stochastic_rounding_keeps_the_mean():

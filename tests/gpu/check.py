@@ -105,12 +105,12 @@ def legality(bench: Bench) -> Iterator[dict[str, Any]]:
     for text, m, n, k in PROBES:
         recipe = parse_recipe(text)
         path = native_path(recipe, n, k, bench.device)
-        said = _torch_says(bench, text, m, n, k)
+        refusal = _torch_says(bench, text, m, n, k)
         verdict = {(True, True): "agree", (False, False): "agree", (False, True): "stricter"}.get(
-            (path.is_native, not said), "wrong"
+            (path.is_native, not refusal), "wrong"
         )
-        yield {"recipe": text, "m": m, "n": n, "k": k, "native_path": path.is_native, "torch": not said,
-               "verdict": verdict, "reason": path.reason, "torch_says": said}  # fmt: skip
+        yield {"recipe": text, "m": m, "n": n, "k": k, "native_path": path.is_native, "torch": not refusal,
+               "verdict": verdict, "reason": path.reason, "torch_says": refusal}  # fmt: skip
 
 
 def _torch_says(bench: Bench, text: str, m: int, n: int, k: int) -> str:
@@ -156,11 +156,11 @@ def _product_agreement(bench: Bench, text: str, m: int, n: int, k: int) -> dict[
         if refused := _refusal(partial(multiply, x, w, path.kernel, dtype)):
             row[f"{name}refused"] = refused
             continue
-        found = multiply(x, w, path.kernel, dtype)
-        error = (found.double() - exact).abs()
+        product = multiply(x, w, path.kernel, dtype)
+        error = (product.double() - exact).abs()
         row[f"{name}rms_error"] = (error.square().mean().sqrt() / rms).item()
         row[f"{name}max_error"] = (error.max() / rms).item()
-        row[f"{name}equal"] = (found == exact.to(dtype)).double().mean().item()
+        row[f"{name}equal"] = (product == exact.to(dtype)).double().mean().item()
     return row
 
 

@@ -17,9 +17,9 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def report():
     """The JSON of the small check, run as a user runs it."""
     command = [sys.executable, "-m", "tests.gpu.check", "--small"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return json.loads(found.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def test_the_small_check_tells_where_it_ran_and_that_nothing_broke(report):

@@ -29,15 +29,15 @@ def windows(loaded, corpus_file):
 
 
 def made(loaded, windows, file):
-    *_, found = baseline_of(loaded.model, loaded.model.lm_head, windows, file)
-    assert isinstance(found, Baseline)
-    return found
+    *_, baseline = baseline_of(loaded.model, loaded.model.lm_head, windows, file)
+    assert isinstance(baseline, Baseline)
+    return baseline
 
 
-def contents(found):
+def contents(baseline):
     """Each window's hidden states and NLL, out of the file."""
-    read = [found.window(i, torch.device("cpu")) for i in range(4)]
-    return torch.cat([hidden for hidden, _ in read]).tolist(), torch.cat([told.nll for _, told in read]).tolist()
+    read = [baseline.window(i, torch.device("cpu")) for i in range(4)]
+    return torch.cat([hidden for hidden, _ in read]).tolist(), torch.cat([tokens.nll for _, tokens in read]).tolist()
 
 
 def test_a_kept_baseline_is_read_again_and_a_damaged_one_is_measured_anew(loaded, windows, tmp_path):
@@ -59,14 +59,14 @@ def test_a_kept_baseline_is_read_again_and_a_damaged_one_is_measured_anew(loaded
 
 def test_a_kept_baseline_is_a_safetensors_file_of_the_models_own_states(loaded, windows, tmp_path):
     file = tmp_path / "b.safetensors"
-    found = made(loaded, windows, file)
+    baseline = made(loaded, windows, file)
     stored = load_file(file)
     with torch.no_grad():
         states = torch.cat([
             loaded.model.model(input_ids=windows.ids[i][None]).last_hidden_state[0, windows.rows(i)] for i in range(4)
         ])  # fmt: skip
     assert torch.equal(stored["hidden"], states) and stored["hidden"].dtype == torch.bfloat16
-    assert torch.equal(stored["nll"], found.predictions.nll) and stored["floor"].shape == (4,)
+    assert torch.equal(stored["nll"], baseline.predictions.nll) and stored["floor"].shape == (4,)
 
 
 def test_a_model_that_overflows_names_the_window_and_nothing_is_kept(loaded, windows, tmp_path):
@@ -96,9 +96,9 @@ def test_two_workers_measure_a_baseline_once(loaded, windows, tmp_path):
     assert isinstance(next(first), Progress)  # it has begun
     second = baseline_of(None, None, windows, file)
     assert next(second).message == "another run is measuring the same baseline"
-    *_, ours = first
+    *_, own = first
     *_, theirs = second
-    assert contents(ours) == contents(theirs)
+    assert contents(own) == contents(theirs)
 
 
 def test_a_worker_that_dies_at_its_baseline_leaves_no_lock(loaded, windows, tmp_path):
@@ -110,13 +110,13 @@ def test_a_worker_that_dies_at_its_baseline_leaves_no_lock(loaded, windows, tmp_
 
 
 def test_many_threads_that_want_one_baseline_all_get_it(loaded, windows, tmp_path):
-    file, found = tmp_path / "b.safetensors", []
-    threads = [threading.Thread(target=lambda: found.append(made(loaded, windows, file))) for _ in range(3)]
+    file, kept = tmp_path / "b.safetensors", []
+    threads = [threading.Thread(target=lambda: kept.append(made(loaded, windows, file))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert contents(found[0]) == contents(found[1]) == contents(found[2])
+    assert contents(kept[0]) == contents(kept[1]) == contents(kept[2])
 
 
 def test_the_least_recently_used_baselines_go_first_and_an_open_one_can_still_be_read(
@@ -154,14 +154,14 @@ def test_the_noise_floor_is_the_divergence_of_a_float32_copy(loaded, tiny, windo
         model.lm_head.weight *= 64  # its logits, and so its divergences, well above what float32 resolves
     expected = []
     for index, ids in enumerate(windows.ids):
-        base, ours = (
+        base, widened = (
             F.log_softmax(m(input_ids=ids[None]).logits[0, windows.rows(index)].double(), -1)
             for m in (loaded.model, whole)
         )
-        expected.append(float((base.exp() * (base - ours)).sum(-1).mean()))
-    found = made(loaded, windows, tmp_path / "b.safetensors")
-    assert found.floor.tolist() == pytest.approx(expected, rel=1e-3)
-    items = perplexity(loaded.model, loaded.model.lm_head, windows, found, "emulated", 0)
+        expected.append(float((base.exp() * (base - widened)).sum(-1).mean()))
+    baseline = made(loaded, windows, tmp_path / "b.safetensors")
+    assert baseline.floor.tolist() == pytest.approx(expected, rel=1e-3)
+    items = perplexity(loaded.model, loaded.model.lm_head, windows, baseline, "emulated", 0)
     floor = next(m for m in items if isinstance(m, Measurement) and m.name == "kld_noise_floor")
     assert floor.value == pytest.approx(sum(expected) / 4, rel=1e-3) and floor.backend == "baseline"
 
@@ -187,9 +187,9 @@ def test_a_model_that_insists_on_its_dtype_has_no_floor_and_the_run_goes_on(load
             raise RuntimeError("expected BFloat16")
 
     loaded.model.model.layers[1].mlp.register_forward_pre_hook(insists)
-    found = made(loaded, windows, tmp_path / "b.safetensors")
-    assert bool(found.floor.isnan().all())
-    items = perplexity(loaded.model, loaded.model.lm_head, windows, found, "emulated", 0)
+    baseline = made(loaded, windows, tmp_path / "b.safetensors")
+    assert bool(baseline.floor.isnan().all())
+    items = perplexity(loaded.model, loaded.model.lm_head, windows, baseline, "emulated", 0)
     floor = next(m for m in items if isinstance(m, Measurement) and m.name == "kld_noise_floor")
     assert floor.value is None and "does not run in float32" in floor.note
 

@@ -53,11 +53,11 @@ def test_rates_and_latencies_are_those_of_the_same_seconds(loaded):
 def test_what_is_measured_reads_back_as_speeds_with_their_tokens_and_way(loaded, store):
     run = store.run(store.add_run(Request(), owner="ada")[0])
     rows = [row for row in measured(loaded, "native") if isinstance(row, Measurement)]
-    found = decoding_of(run, rows)
-    assert [(one.batch, one.prompt, one.output) for one in found.speeds] == [(1, 128, 6), (3, 128, 6)]
-    assert all(0 < one.gap_ms <= one.gap_p90_ms <= one.gap_p99_ms and one.first_ms > 0 for one in found.speeds)
-    assert (found.way, found.method) == ("128 tokens in, 6 out; eager, a cache that grows", module.METHOD)
-    assert decoding_of(run, [replace(row, label=f"row {i}", note="") for i, row in enumerate(rows)]) == found
+    decoding = decoding_of(run, rows)
+    assert [(one.batch, one.prompt, one.output) for one in decoding.speeds] == [(1, 128, 6), (3, 128, 6)]
+    assert all(0 < one.gap_ms <= one.gap_p90_ms <= one.gap_p99_ms and one.first_ms > 0 for one in decoding.speeds)
+    assert (decoding.way, decoding.method) == ("128 tokens in, 6 out; eager, a cache that grows", module.METHOD)
+    assert decoding_of(run, [replace(row, label=f"row {i}", note="") for i, row in enumerate(rows)]) == decoding
     emulated = decoding_of(run, measured(loaded, "emulated"))
     assert not emulated.speeds and "emulated, whose time says nothing" in emulated.missing[0]
 
@@ -111,7 +111,7 @@ def test_the_stage_comes_last_and_only_where_asked_for(tiny, corpus_file, tmp_pa
         model=str(tiny), recipe=recipe, corpus=str(corpus_file), measures=("decode",), backend=backend,
         decode_batches=(2,),
     )  # fmt: skip
-    found = [item for item in run_stages(request, frozenset(), tmp_path) if isinstance(item, StageResult)]
-    assert [item.stage for item in found][-1] == "decode" and "decode" not in Request().measures
-    rates = [row.value for row in found[-1].rows if row.name == "decode_tokens_per_s"]
+    results = [item for item in run_stages(request, frozenset(), tmp_path) if isinstance(item, StageResult)]
+    assert [item.stage for item in results][-1] == "decode" and "decode" not in Request().measures
+    rates = [row.value for row in results[-1].rows if row.name == "decode_tokens_per_s"]
     assert [rate is not None for rate in rates] == [timed]

@@ -38,10 +38,10 @@ def windows(loaded, corpus_file):
 
 def seen(model, ids):
     """Every Linear's output gradient [tokens, out] over one window."""
-    found = {}
-    with watched(model, lambda name, gradient: found.update({name: gradient[0].clone()})):
+    by_layer = {}
+    with watched(model, lambda name, gradient: by_layer.update({name: gradient[0].clone()})):
         backward(model, ids)
-    return found
+    return by_layer
 
 
 def by_label(model, windows):
@@ -51,14 +51,14 @@ def by_label(model, windows):
 
 def test_gradients_are_those_of_plain_autograd(loaded, windows):
     model, ids, outs = loaded.model, windows[0], {}
-    found = seen(model, ids)
+    by_layer = seen(model, ids)
     model.get_input_embeddings().weight.requires_grad_(True)
-    for name in found:
+    for name in by_layer:
         model.get_submodule(name).register_forward_hook(lambda _m, _x, out, name=name: outs.update({name: out}))
     loss = F.cross_entropy(model(input_ids=ids[None], use_cache=False).logits[0, :-1].float(), ids[1:])
     for (name, out), theirs in zip(outs.items(), torch.autograd.grad(loss, list(outs.values())), strict=True):
-        assert torch.equal(found[name], theirs[0]), name
-        assert out.shape[1:] == found[name].shape and theirs.any()
+        assert torch.equal(by_layer[name], theirs[0]), name
+        assert out.shape[1:] == by_layer[name].shape and theirs.any()
 
 
 def test_the_loss_is_the_mean_over_scored_tokens(loaded, windows):
@@ -67,13 +67,13 @@ def test_the_loss_is_the_mean_over_scored_tokens(loaded, windows):
     with torch.no_grad():
         logits = loaded.model(input_ids=ids[None]).logits[0].float()
     wanted = (logits[:-1].softmax(-1) - F.one_hot(ids[1:], 272)) / (len(ids) - 1)
-    ours = seen(loaded.model, ids)["lm_head"].float()
-    torch.testing.assert_close(ours[:-1], wanted, rtol=2**-7, atol=1e-9)  # one bfloat16 rounding of it
-    assert not ours[-1].any()
+    gradient = seen(loaded.model, ids)["lm_head"].float()
+    torch.testing.assert_close(gradient[:-1], wanted, rtol=2**-7, atol=1e-9)  # one bfloat16 rounding of it
+    assert not gradient[-1].any()
 
 
 def test_statistics_are_those_of_the_casts_over_all_windows(loaded, windows):
-    found = by_label(loaded.model, windows)
+    statistics = by_label(loaded.model, windows)
     parts = [seen(loaded.model, ids)[LAYER] for ids in windows]
     x = torch.cat(parts).double()
     assert [cast.text for cast in CASTS] == ["e4m3fn/tensor", "e5m2/tensor"]
@@ -81,23 +81,23 @@ def test_statistics_are_those_of_the_casts_over_all_windows(loaded, windows):
         y = torch.cat([round_trip(part.float(), cast) for part in parts]).double()  # a scale for each window
         fmt = cast.format.name
         sqnr = 10 * math.log10(x.square().sum() / (x - y).square().sum())
-        assert found[f"sqnr_db_{fmt}", LAYER].value == pytest.approx(sqnr, rel=1e-6)
-        assert found[f"flushed_{fmt}", LAYER].value == ((y == 0) & (x != 0)).sum() / (x != 0).sum()
-        assert found[f"clipped_{fmt}", LAYER].value == 0.0  # a scale made of its own amax clips nothing
-    assert found["amax", LAYER].value == x.abs().max()
-    assert found["rms", LAYER].value == pytest.approx(float(x.square().mean().sqrt()), rel=1e-6)
+        assert statistics[f"sqnr_db_{fmt}", LAYER].value == pytest.approx(sqnr, rel=1e-6)
+        assert statistics[f"flushed_{fmt}", LAYER].value == ((y == 0) & (x != 0)).sum() / (x != 0).sum()
+        assert statistics[f"clipped_{fmt}", LAYER].value == 0.0  # a scale made of its own amax clips nothing
+    assert statistics["amax", LAYER].value == x.abs().max()
+    assert statistics["rms", LAYER].value == pytest.approx(float(x.square().mean().sqrt()), rel=1e-6)
 
 
 def test_every_linear_has_its_rows_and_the_model_their_medians(loaded, windows):
-    found = by_label(loaded.model, windows)
+    statistics = by_label(loaded.model, windows)
     linears = [name for name, module in loaded.model.named_modules() if isinstance(module, nn.Linear)]
-    assert len(linears) == 15 and len(found) == KINDS * (len(linears) + 1)
-    assert {label for _, label in found} == {"", *linears}
-    sqnr = {name: found["sqnr_db_e5m2", name].value for name in linears}
-    overall = found["sqnr_db_e5m2", ""]
+    assert len(linears) == 15 and len(statistics) == KINDS * (len(linears) + 1)
+    assert {label for _, label in statistics} == {"", *linears}
+    sqnr = {name: statistics["sqnr_db_e5m2", name].value for name in linears}
+    overall = statistics["sqnr_db_e5m2", ""]
     assert overall.value == median(sqnr.values())
     assert f"median of 15 layers; worst {min(sqnr, key=sqnr.get)}: " in overall.note
-    assert all(row.value is not None and row.method.endswith(", v1") for row in found.values())
+    assert all(row.value is not None and row.method.endswith(", v1") for row in statistics.values())
 
 
 def test_nothing_is_kept_of_the_pass_and_parameters_get_no_gradient(loaded, windows):
@@ -137,10 +137,10 @@ def test_a_gradient_that_overflows_is_refused_by_name(loaded, windows):
 
 def test_a_layer_that_no_gradient_reaches_says_so(loaded, windows):
     loaded.model.spare = nn.Linear(4, 4, dtype=torch.bfloat16)
-    found = by_label(loaded.model, windows)
-    assert found["sqnr_db_e4m3fn", "spare"].value is None
-    assert found["amax", "spare"].note == "no gradient reaches it"
-    assert "median of 15 layers" in found["sqnr_db_e4m3fn", ""].note
+    statistics = by_label(loaded.model, windows)
+    assert statistics["sqnr_db_e4m3fn", "spare"].value is None
+    assert statistics["amax", "spare"].note == "no gradient reaches it"
+    assert "median of 15 layers" in statistics["sqnr_db_e4m3fn", ""].note
 
 
 def test_a_few_windows_are_enough(loaded, windows):
@@ -159,13 +159,13 @@ def test_gradients_are_measured_only_where_asked_for():
 def test_the_stage_runs_before_the_cast_and_survives_its_json_form(tiny, corpus_file, tmp_path):
     """The numbers are the unquantized model's: those of a recipe's run are those of the baseline's."""
     request = Request.of(model=str(tiny), recipe="FP8_E5M2", corpus=str(corpus_file), measures=("gradients",), **SMALL)
-    found = {r.stage: r for r in run_stages(request, frozenset(), tmp_path) if isinstance(r, StageResult)}
-    assert list(found) == ["load", "baseline", "gradients", "quantize"]
-    assert StageResult.from_json(found["gradients"].to_json()) == found["gradients"]
+    results = {r.stage: r for r in run_stages(request, frozenset(), tmp_path) if isinstance(r, StageResult)}
+    assert list(results) == ["load", "baseline", "gradients", "quantize"]
+    assert StageResult.from_json(results["gradients"].to_json()) == results["gradients"]
     plain = request.but(recipe="bf16")
     base = {r.stage: r for r in run_stages(plain, frozenset(), tmp_path) if isinstance(r, StageResult)}
-    assert base["gradients"].rows == found["gradients"].rows
-    again = run_stages(request.but(measures=("gradients", "gemm")), frozenset(found), tmp_path)
+    assert base["gradients"].rows == results["gradients"].rows
+    again = run_stages(request.but(measures=("gradients", "gemm")), frozenset(results), tmp_path)
     assert [r.stage for r in again if isinstance(r, StageResult)] == ["gemm"]
 
 

@@ -103,31 +103,31 @@ def test_float32_log_probabilities_are_lm_evals_own_option_and_recorded(loaded, 
     values, _ = scored(loaded, ["boats_ppl"], folder, precision="float32")
     plain, _ = scored(loaded, ["boats_ppl"], folder)
     theirs = lm_eval_itself(tiny, ["boats_ppl"], folder, softmax_dtype="float32")["results"]["boats_ppl"]
-    found, rounded = values["boats_ppl", "task_bits_per_byte"], plain["boats_ppl", "task_bits_per_byte"]
-    assert found.value == pytest.approx(theirs["bits_per_byte,none"], rel=1e-6)
-    assert found.value == pytest.approx(rounded.value, rel=2**-8) and found.value != rounded.value
-    assert "log-probabilities in float32" in found.method and "log-probabilities in bfloat16" in rounded.method
+    loss, rounded = values["boats_ppl", "task_bits_per_byte"], plain["boats_ppl", "task_bits_per_byte"]
+    assert loss.value == pytest.approx(theirs["bits_per_byte,none"], rel=1e-6)
+    assert loss.value == pytest.approx(rounded.value, rel=2**-8) and loss.value != rounded.value
+    assert "log-probabilities in float32" in loss.method and "log-probabilities in bfloat16" in rounded.method
 
 
 def test_choices_come_with_shots_standard_errors_and_a_score_for_each_document(loaded, tiny, folder):
     values, items = scored(loaded, ["boats_colour"], folder)
     theirs = lm_eval_itself(tiny, ["boats_colour"], folder)
-    found, error = values["boats_colour", "task_acc"], values["boats_colour", "task_acc_stderr"]
-    assert found.value == pytest.approx(theirs["results"]["boats_colour"]["acc,none"], rel=1e-6)
+    accuracy, error = values["boats_colour", "task_acc"], values["boats_colour", "task_acc_stderr"]
+    assert accuracy.value == pytest.approx(theirs["results"]["boats_colour"]["acc,none"], rel=1e-6)
     assert error.value == pytest.approx(theirs["results"]["boats_colour"]["acc_stderr,none"], rel=1e-6)
     assert [x.value for x in items] == [sample["acc"] for sample in theirs["samples"]["boats_colour"]]
     assert {x.metric for x in items} == {"acc"} and len({x.digest for x in items}) == len(DOCUMENTS)
-    assert found.better == "higher" and "8 of 8 documents" in found.note
+    assert accuracy.better == "higher" and "8 of 8 documents" in accuracy.note
     version = importlib.metadata.version("lm-eval")
-    assert found.method.startswith(f"lm-eval {version}, boats_colour version 3, 2-shot, plain prompt")
+    assert accuracy.method.startswith(f"lm-eval {version}, boats_colour version 3, 2-shot, plain prompt")
 
 
 def test_a_group_has_its_own_number_and_each_task_is_told_once(loaded, tiny, folder):
     mean = "aggregate_metric_list: [{metric: acc, aggregation: mean, weight_by_size: true}]\n"
     (folder / "boats.yaml").write_text("group: boats\ntask: [boats_colour, boats_shade]\n" + mean)
-    told = (folder / "boats_colour.yaml").read_text()
+    definition = (folder / "boats_colour.yaml").read_text()
     (folder / "boats_shade.yaml").write_text(
-        told.replace("boats_colour", "boats_shade").replace("colour is", "shade is")
+        definition.replace("boats_colour", "boats_shade").replace("colour is", "shade is")
     )
     values, items = scored(loaded, ["boats_colour", "boats"], folder)
     theirs = lm_eval_itself(tiny, ["boats"], folder)["results"]["boats"]
@@ -146,12 +146,12 @@ def test_a_limit_takes_a_tasks_first_documents(loaded, folder):
 def test_our_own_tasks_run_under_lm_eval_itself(tiny):
     named = {"lengths": [700], "depths": [0, 100], "samples": 1}
     model = HFLM(pretrained=str(tiny), device="cpu", dtype="bfloat16", batch_size=1)
-    told = {"pretrained": str(tiny)} | named
-    manager = TaskManager(include_defaults=False, include_path=OWN_FOLDER, metadata=told)
+    arguments = {"pretrained": str(tiny)} | named
+    manager = TaskManager(include_defaults=False, include_path=OWN_FOLDER, metadata=arguments)
     assert set(manager.all_tasks) == set(OWN_TASKS)
-    found = simple_evaluate(model=model, tasks=list(OWN_TASKS), task_manager=manager, limit=2)
-    assert found["results"]["fp8dash_pydocs"]["byte_perplexity,none"] > 1
-    assert found["n-samples"]["fp8dash_needle"] == {"original": 2, "effective": 2}
+    results = simple_evaluate(model=model, tasks=list(OWN_TASKS), task_manager=manager, limit=2)
+    assert results["results"]["fp8dash_pydocs"]["byte_perplexity,none"] > 1
+    assert results["n-samples"]["fp8dash_needle"] == {"original": 2, "effective": 2}
 
 
 def test_the_harness_asks_for_the_same_needles_as_our_own_measure(loaded):
@@ -230,8 +230,8 @@ def test_a_path_is_not_a_task(name):
     ],
 )
 def test_documents_have_a_score_only_where_the_number_is_its_mean(raw, number, items, unit):
-    found, of = scores_of_documents(raw, number)
-    assert of == unit and [x for pair in found for x in pair] == pytest.approx([x for pair in items for x in pair])
+    scores, of = scores_of_documents(raw, number)
+    assert of == unit and [x for pair in scores for x in pair] == pytest.approx([x for pair in items for x in pair])
 
 
 def test_data_out_of_reach_are_a_sentence_with_what_works_without_a_network(loaded, folder, monkeypatch):
@@ -245,26 +245,28 @@ def test_data_out_of_reach_are_a_sentence_with_what_works_without_a_network(load
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "sentence"),
     [
         ("unsafe_code: true\n", "executes model-written code"),
         ("doc_to_image: text\n", "images or audio"),
         ("doc_to_text: !function nowhere.at_all\n", "cannot be set up here"),
     ],
 )
-def test_tasks_that_cannot_be_run_here_are_refused_with_the_reason(loaded, folder, more, said):
+def test_tasks_that_cannot_be_run_here_are_refused_with_the_reason(loaded, folder, more, sentence):
     (folder / "odd.yaml").write_text(
         (folder / "boats_ppl.yaml").read_text().replace("task: boats_ppl", "task: odd") + more
     )
-    with pytest.raises(InvalidChoice, match=f"“odd” .*{said}"):
+    with pytest.raises(InvalidChoice, match=f"“odd” .*{sentence}"):
         find_tasks(["odd"], loaded, folder)
 
 
 def test_a_tokenizer_that_brings_code_is_kept_from_tasks(loaded, tmp_path):
     for file in loaded.folder.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    told = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"auto_map": {"AutoTokenizer": ["x.X", None]}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {
+        "auto_map": {"AutoTokenizer": ["x.X", None]}
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(CorpusError, match="no tokenizer is named"):
         find_tasks(["fp8dash_needle"], dataclasses.replace(loaded, folder=tmp_path), tmp_path / "none")
 

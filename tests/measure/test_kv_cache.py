@@ -48,8 +48,8 @@ def expected(x, kv):
     return round_trip(rows_of(x, kv), kv.cast).view(x.shape)
 
 
-def relative(ours, theirs):
-    return float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+def relative(cast, theirs):
+    return float((cast.float() - theirs.float()).norm() / theirs.float().norm())
 
 
 @pytest.mark.parametrize("text", KVS)
@@ -120,8 +120,8 @@ def test_sequences_and_tokens_can_be_dropped_and_put_in_another_order(text):
     layer.batch_repeat_interleave(2)
     layer.reorder_cache(torch.tensor([3, 0]))
     new = states(2, 9)
-    found, _ = layer.update(new, new)
-    assert torch.equal(found, torch.cat([held[[1, 0], :, :5], expected(new, kv)], 2))
+    keys, _ = layer.update(new, new)
+    assert torch.equal(keys, torch.cat([held[[1, 0], :, :5], expected(new, kv)], 2))
     layer.reset()
     assert layer.get_seq_length() == 0 and layer.nbytes == 0
     assert torch.equal(layer.update(new, new)[0], expected(new, kv))
@@ -180,20 +180,20 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused():
     ("text", "scales"), [("tensor", 2 / 64), ("head", 4 / 64), ("token", 4), ("tensor/unit", 2 / 64)]
 )
 def test_bytes_a_token_are_what_a_prefill_holds(model, text, scales):
-    (found,) = kv_memory(model, kv := parse_kv(f"e4m3fn/{text}"), 64)
-    assert (found.name, found.unit, found.better) == ("kv_bytes_per_token", "bytes", "lower")
-    assert found.value == 2 * (2 * 2 * 16 + 4 * scales)  # layers * (keys and values * heads * width + scales)
-    assert ("scale 1.0" if "unit" in text else "dynamic scales") in found.note and "uncast 256 bytes" in found.note
+    (size,) = kv_memory(model, kv := parse_kv(f"e4m3fn/{text}"), 64)
+    assert (size.name, size.unit, size.better) == ("kv_bytes_per_token", "bytes", "lower")
+    assert size.value == 2 * (2 * 2 * 16 + 4 * scales)  # layers * (keys and values * heads * width + scales)
+    assert ("scale 1.0" if "unit" in text else "dynamic scales") in size.note and "uncast 256 bytes" in size.note
     cache = quantized_cache(model, kv)
     model.base_model(input_ids=IDS[:, :64], use_cache=True, cache=cache)
-    assert found.value * 64 == sum(layer.nbytes for layer in cache.layers)
+    assert size.value * 64 == sum(layer.nbytes for layer in cache.layers)
 
 
 def rows(request, cache):
     results = [item for item in run_stages(request, frozenset(), cache) if isinstance(item, StageResult)]
-    found = [row for result in results for row in result.rows]
+    measured = [row for result in results for row in result.rows]
     facts = {key: value for result in results for key, value in result.facts.items()}
-    return facts, {row.name: row for row in found if isinstance(row, Measurement)}, found
+    return facts, {row.name: row for row in measured if isinstance(row, Measurement)}, measured
 
 
 @pytest.mark.parametrize(
@@ -206,18 +206,18 @@ def test_a_run_with_a_cast_cache_or_attention_diverges_and_is_no_baseline(tiny, 
         model=str(tiny), recipe=recipe, corpus=str(corpus_file), backend="auto", device="cpu", windows=2,
         window_length=64, gemm_m=(1,), needle_lengths=(700,), needle_depths=(50,),
     )  # fmt: skip
-    facts, found, all_rows = rows(request, tmp_path)
-    assert facts["backend"] == found["kld"].backend == found["needle"].backend == backend
-    assert found["kld"].value > 0 and found["coverage"].value == (
+    facts, values, all_rows = rows(request, tmp_path)
+    assert facts["backend"] == values["kld"].backend == values["needle"].backend == backend
+    assert values["kld"].value > 0 and values["coverage"].value == (
         0.0 if backend == "emulated" else pytest.approx(0.6, abs=0.2)
     )
     assert sum(isinstance(row, NeedleCell) for row in all_rows) == 1
     kv = parse_recipe(PRESETS[recipe].text if recipe in PRESETS else recipe).kv
-    assert ("kv_bytes_per_token" in found) == (kv is not None)
+    assert ("kv_bytes_per_token" in values) == (kv is not None)
     if kv:
-        assert kv.provenance in found["kv_bytes_per_token"].note
+        assert kv.provenance in values["kv_bytes_per_token"].note
     if backend == "emulated":
-        assert found["gemm_speedup"].value == 1.0  # its Linears are the baseline's
+        assert values["gemm_speedup"].value == 1.0  # its Linears are the baseline's
 
 
 WAYS = ("one forward", "chunked prefill", "decode")
@@ -251,19 +251,19 @@ def read_as(way, model, ids, make):
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_of_reading_is_scored_as_plain_calls_score_it(model, tmp_path, way):
     kv = parse_kv("e5m2/tensor")
-    found = path_numbers(model, WINDOWS, kv.text, tmp_path)
+    numbers = path_numbers(model, WINDOWS, kv.text, tmp_path)
     nll, base_nll, kld = [], [], []
     for ids in WINDOWS:
-        ours, first = read_as(way, model, ids, lambda: quantized_cache(model, kv))
+        logits, first = read_as(way, model, ids, lambda: quantized_cache(model, kv))
         theirs, _ = read_as(way, model, ids, lambda: DynamicCache(config=model.config))
-        nll.append(-ours.gather(-1, ids[first + 1 :, None]).mean())
+        nll.append(-logits.gather(-1, ids[first + 1 :, None]).mean())
         base_nll.append(-theirs.gather(-1, ids[first + 1 :, None]).mean())
-        kld.append((theirs.exp() * (theirs - ours)).sum(-1).mean())
+        kld.append((theirs.exp() * (theirs - logits)).sum(-1).mean())
     mean = {"kv_kld": kld, "kv_ln_ppl_diff": [a - b for a, b in zip(nll, base_nll, strict=True)]}
     for name, values in mean.items():
-        assert found[name, way] == pytest.approx(float(sum(values) / 3), rel=1e-3, abs=1e-7)
-    assert found["kv_ppl", way] == pytest.approx(math.exp(sum(nll) / 3), rel=1e-6)
-    assert 0 < found["kv_top1", way] <= 1 and found["kv_ln_ppl_diff_low", way] is None  # three windows: no interval
+        assert numbers[name, way] == pytest.approx(float(sum(values) / 3), rel=1e-3, abs=1e-7)
+    assert numbers["kv_ppl", way] == pytest.approx(math.exp(sum(nll) / 3), rel=1e-6)
+    assert 0 < numbers["kv_top1", way] <= 1 and numbers["kv_ln_ppl_diff_low", way] is None  # three windows: no interval
 
 
 def test_a_cast_cache_differs_by_every_way_of_reading_and_an_uncast_one_by_none(model, tmp_path):
@@ -277,17 +277,17 @@ def test_a_cast_cache_differs_by_every_way_of_reading_and_an_uncast_one_by_none(
 
 def test_what_the_scales_were_is_stored_and_scales_of_one_are_counted(model, tmp_path):
     for kv, at_one in (("e4m3fn/tensor/unit", 1.0), ("e4m3fn/tensor", 0.0)):
-        found = path_numbers(model, WINDOWS, kv, tmp_path)
-        assert found["kv_scales_at_one", ""] == at_one
+        numbers = path_numbers(model, WINDOWS, kv, tmp_path)
+        assert numbers["kv_scales_at_one", ""] == at_one
         for what in ("keys", "values"):
-            low, high = found["kv_scale_lowest", what], found["kv_scale_highest", what]
+            low, high = numbers["kv_scale_lowest", what], numbers["kv_scale_highest", what]
             assert low == high == 1.0 if at_one else 0 < low < high < 1
 
 
 def test_short_windows_are_cut_in_two_and_four_give_an_interval(model, tmp_path):
-    found = path_numbers(model, WINDOWS.view(-1, 19)[:6], "e5m2/tensor", tmp_path)
+    numbers = path_numbers(model, WINDOWS.view(-1, 19)[:6], "e5m2/tensor", tmp_path)
     for way in WAYS:
-        assert found["kv_ln_ppl_diff_low", way] < found["kv_ln_ppl_diff_high", way]
+        assert numbers["kv_ln_ppl_diff_low", way] < numbers["kv_ln_ppl_diff_high", way]
     base = returned(kv_baseline(model, WINDOWS.view(-1, 19)[:6], tmp_path, "hash"))
     assert base.forward.shape[:2] == base.chunked.shape[:2] == (4, 18) and base.decoded.shape[:2] == (4, 9)
 
@@ -328,13 +328,13 @@ def test_perplexity_of_a_cast_cache_brings_the_ways_that_read_it(tiny, corpus_fi
     assert Request.of(recipe="KV_FP8", **common).checked().measures[-1] == "kv"
     assert "kv" not in Request.of(recipe="BF16", **common).checked().measures
     assert "kv" not in Request.of(recipe="KV_FP8", measures=("gemm",), **common).checked().measures
-    _, found, all_rows = rows(Request.of(recipe="KV_FP8", measures=("perplexity",), **common), tmp_path)
+    _, values, all_rows = rows(Request.of(recipe="KV_FP8", measures=("perplexity",), **common), tmp_path)
     by_way = {row.label: row.value for row in all_rows if isinstance(row, Measurement) and row.name == "kv_kld"}
     assert list(by_way) == list(WAYS)
-    assert by_way["one forward"] == pytest.approx(found["kld"].value, rel=0.01)  # of 4e-6: float32's rounding shows
-    assert "dynamic scales" in found["kv_kld"].note
-    _, found, _ = rows(Request.of(recipe="BF16", measures=("kv",), **common), tmp_path)
-    assert found["kv_kld"].value == 0.0 and "ppl" not in found
+    assert by_way["one forward"] == pytest.approx(values["kld"].value, rel=0.01)  # of 4e-6: float32's rounding shows
+    assert "dynamic scales" in values["kv_kld"].note
+    _, values, _ = rows(Request.of(recipe="BF16", measures=("kv",), **common), tmp_path)
+    assert values["kv_kld"].value == 0.0 and "ppl" not in values
 
 
 def test_the_native_backend_refuses_what_is_only_emulated(model):
@@ -354,14 +354,14 @@ def test_attention_without_rounding_is_torchs_for_prompts_and_for_decoding(monke
     q, k, v = operands(queries, keys)
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     theirs = F.scaled_dot_product_attention(q, k, v, seen, scale=0.3, enable_gqa=True).transpose(1, 2)
-    ours, fine, coarse = (CastAttention(parse_cast(text)) for text in ("int8/row", "int8/row", "e5m2/tensor"))
+    exact, fine, coarse = (CastAttention(parse_cast(text)) for text in ("int8/row", "int8/row", "e5m2/tensor"))
     added = torch.zeros(1, 1, queries, keys).masked_fill(~seen, torch.finfo(torch.float32).min)
     for mask in (None, added):
         assert 0 < relative(fine(None, q, k, v, mask, scaling=0.3)[0], theirs) < 0.02
         assert relative(coarse(None, q, k, v, mask, scaling=0.3)[0], theirs) > 0.02
     monkeypatch.setattr(attention, "round_trip", lambda x, cast: x)
     for mask in (None, added):
-        assert torch.allclose(ours(None, q, k, v, mask, scaling=0.3)[0], theirs, atol=1e-6)  # float32 sums
+        assert torch.allclose(exact(None, q, k, v, mask, scaling=0.3)[0], theirs, atol=1e-6)  # float32 sums
 
 
 def test_attention_casts_each_operand_and_the_softmax(monkeypatch):
@@ -396,12 +396,12 @@ def test_scores_that_a_model_changes_in_other_ways_are_refused():
 
 
 def test_advice_says_where_scales_come_from_and_warns_of_cast_attention():
-    said = {text: advise(parse_recipe(text), None, CPU) for text in
+    advice = {text: advise(parse_recipe(text), None, CPU) for text in
             ("kv=e4m3fn/tensor", "kv=e4m3fn/tensor/unit", "kv=int8/tensor/unit", "attn=e4m3fn/tensor")}  # fmt: skip
-    texts = {text: " ".join(remark.text for remark in remarks) for text, remarks in said.items()}
+    texts = {text: " ".join(remark.text for remark in remarks) for text, remarks in advice.items()}
     assert "dynamic" in texts["kv=e4m3fn/tensor"] and "whole numbers" in texts["kv=int8/tensor/unit"]
     assert "Every KV scale is 1.0" in texts["kv=e4m3fn/tensor/unit"] and "448" in texts["kv=e4m3fn/tensor/unit"]
-    assert [remark.level for remark in said["attn=e4m3fn/tensor"]].count("warning") == 1
+    assert [remark.level for remark in advice["attn=e4m3fn/tensor"]].count("warning") == 1
     assert "native kernel" not in "".join(texts.values())
 
 

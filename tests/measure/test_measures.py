@@ -27,9 +27,9 @@ def windows(loaded, corpus_file):
 
 
 def measured_baseline(loaded, windows, file):
-    *_, found = baseline_of(loaded.model, loaded.model.lm_head, windows, file)
-    assert isinstance(found, Baseline)
-    return found
+    *_, baseline = baseline_of(loaded.model, loaded.model.lm_head, windows, file)
+    assert isinstance(baseline, Baseline)
+    return baseline
 
 
 def scored(loaded, head, windows, baseline):
@@ -62,12 +62,12 @@ def test_divergence_is_that_of_plain_log_probabilities(loaded, windows, tmp_path
     baseline = measured_baseline(loaded, windows, tmp_path / "b.safetensors")
     list(cast_model(loaded.model, parse_recipe("w=e5m2/row a=e5m2/row also=lm_head"), CPU, "emulated"))
     values, rows = scored(loaded, head, windows, baseline)
-    nll, ours = plain(loaded.model, windows)
-    kld = (base.exp() * (base - ours)).sum(-1)
+    nll, log_p = plain(loaded.model, windows)
+    kld = (base.exp() * (base - log_p)).sum(-1)
     assert values["kld"] == pytest.approx(float(kld.mean()), rel=1e-3)
     assert [row.kld for row in rows] == pytest.approx(kld.mean(-1).tolist(), rel=1e-3)
     assert values["ln_ppl_diff"] == pytest.approx(float((nll - base_nll).mean()), rel=1e-4)
-    assert values["top1"] == pytest.approx(float((base.argmax(-1) == ours.argmax(-1)).double().mean()))
+    assert values["top1"] == pytest.approx(float((base.argmax(-1) == log_p.argmax(-1)).double().mean()))
     assert values["ln_ppl_diff_low"] < values["ln_ppl_diff"] < values["ln_ppl_diff_high"]
 
 
@@ -86,14 +86,14 @@ def test_windows_are_disjoint_cuts_of_the_corpus(loaded, corpus_file):
 
 
 @pytest.mark.parametrize(
-    ("count", "length", "said"),
+    ("count", "length", "sentence"),
     [
         (1, 4096, "exceed the model's context of 2,048: choose at most 2,048"),
         (1000, 2048, "enough for .* ask for at most"),
     ],
 )
-def test_windows_that_do_not_fit_are_refused_with_what_would(loaded, corpus_file, count, length, said):
-    with pytest.raises(CorpusError, match=said):
+def test_windows_that_do_not_fit_are_refused_with_what_would(loaded, corpus_file, count, length, sentence):
+    with pytest.raises(CorpusError, match=sentence):
         cut_windows(loaded.tokenizer, load_corpus(str(corpus_file)), count, length, loaded.context)
 
 
@@ -131,8 +131,8 @@ def test_gemm_times_every_shape_and_m_and_says_why_nothing_was_timed():
         assert all(p.baseline_cold_us > 0 and p.baseline_iqr >= 0 for p in points)
         assert all((p.matmul_cold_us is not None) == (p.cast_iqr is not None) == native for p in points)
         if native:
-            ours = sum(p.count * (p.cast_us + p.matmul_us) for p in points if p.m == 16)
-            assert overall.value == pytest.approx(sum(p.count * p.baseline_us for p in points if p.m == 16) / ours)
+            cast_us = sum(p.count * (p.cast_us + p.matmul_us) for p in points if p.m == 16)
+            assert overall.value == pytest.approx(sum(p.count * p.baseline_us for p in points if p.m == 16) / cast_us)
         else:
             assert overall.value == (1.0 if text == "bf16" else None) and overall.note
 
@@ -142,7 +142,7 @@ def point(m, baseline, cast=None, matmul=None, reason=""):
 
 
 @pytest.mark.parametrize(
-    ("points", "value", "said"),
+    ("points", "value", "note"),
     [
         ([point(1, 9.0, 5.0, 5.0), point(16, 9.0, 4.0, 4.0), point(64, 9.0, 1.0, 1.0)], 16.0, "of M=1, 16, 64"),
         ([point(1, 9.0, 1.0, 1.0), point(16, 9.0, 9.0, 1.0)], 1.0, "of M=1, 16; slower again at M=[16]"),
@@ -151,18 +151,18 @@ def point(m, baseline, cast=None, matmul=None, reason=""):
         ([point(1, 9.0, 1.0, 1.0), point(1, 9.0, reason="no kernel")], None, "no kernel"),
     ],
 )
-def test_the_crossover_is_the_first_m_whose_cast_and_product_beat_bf16(points, value, said):
-    found = gemms._crossover(points, untimed=0.0)
-    assert (found.value, found.note, found.unit) == (value, said, "tokens")
+def test_the_crossover_is_the_first_m_whose_cast_and_product_beat_bf16(points, value, note):
+    crossover = gemms._crossover(points, untimed=0.0)
+    assert (crossover.value, crossover.note, crossover.unit) == (value, note, "tokens")
 
 
 def test_a_rate_is_work_over_time_and_bytes_are_what_the_operands_hold():
     """By hand: 2 * 4 * 64 * 32 operations; int8 codes, float32 scales a row, bfloat16 result."""
     items = list(gemm(Counter({(64, 32): 1}), parse_recipe("w=int8/row a=int8/row"), (4,), CPU, torch.device("cpu"), 0))
-    (found,) = (item for item in items if isinstance(item, GemmPoint))
-    assert found.tflops(16.384) == pytest.approx(1e-3) and found.tflops(None) is None
-    assert found.baseline_bytes == 2 * (4 * 32 + 64 * 32 + 4 * 64)
-    assert found.matmul_bytes == (4 * 32 + 4 * 4) + (64 * 32 + 64 * 4) + 2 * 4 * 64
+    (gemm_point,) = (item for item in items if isinstance(item, GemmPoint))
+    assert gemm_point.tflops(16.384) == pytest.approx(1e-3) and gemm_point.tflops(None) is None
+    assert gemm_point.baseline_bytes == 2 * (4 * 32 + 64 * 32 + 4 * 64)
+    assert gemm_point.matmul_bytes == (4 * 32 + 4 * 4) + (64 * 32 + 64 * 4) + 2 * 4 * 64
     peaks = {item.label: item for item in items if isinstance(item, Measurement) and item.name.startswith("peak")}
     assert set(peaks) == {"BF16", "int_mm", "copy"} and all(peak.value > 0 for peak in peaks.values())
     assert [peaks[name].backend for name in peaks] == ["baseline", "native", "baseline"]

@@ -145,7 +145,7 @@ def test_lengths_that_cannot_be_are_left_out_with_a_reason_where_others_remain(l
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ({"needle_kind": "single_9"}, "not a kind of needle"),
         ({"needle_kind": "single_2"}, "single_1 in prose: choose the haystack essay or corpus"),
@@ -153,8 +153,8 @@ def test_lengths_that_cannot_be_are_left_out_with_a_reason_where_others_remain(l
         ({"needle_repeats": 0}, "repeats of 0 is out of range"),
     ],
 )
-def test_needles_that_cannot_be_are_refused_with_what_to_change(change, said):
-    with pytest.raises(InvalidChoice, match=said):
+def test_needles_that_cannot_be_are_refused_with_what_to_change(change, sentence):
+    with pytest.raises(InvalidChoice, match=sentence):
         Request.of(**change).checked()
 
 
@@ -183,14 +183,14 @@ def plain_answer(model, prompt, kv, limit):
         return read, logits
 
     read, logits = after_prompt()
-    said, chances = [int(logits.argmax())], []
-    while len(said) < limit:
-        said.append(int(read([said[-1]]).argmax()))
+    tokens, chances = [int(logits.argmax())], []
+    while len(tokens) < limit:
+        tokens.append(int(read([tokens[-1]]).argmax()))
     read, logits = after_prompt()
     for token in prompt.answer:
         chances.append(float(F.log_softmax(logits, -1)[token]))
         logits = read([token])
-    return said, chances
+    return tokens, chances
 
 
 @pytest.mark.parametrize("kv", KVS, ids=str)
@@ -201,10 +201,10 @@ def test_both_grades_are_those_of_a_pass_of_its_own_to_the_bit(loaded, kv):
     given = dataclasses.replace(grid(lengths=(520,), depths=(0, 60, 100)), kind=short)
     prompts = build_prompts(loaded, given, "off")
     for prompt, answer in zip(prompts, answers_of(loaded, prompts, kv), strict=True):
-        said, chances = plain_answer(loaded.model, prompt, kv, 6)
+        tokens, chances = plain_answer(loaded.model, prompt, kv, 6)
         graded = [c for c, counts in zip(chances, prompt.graded, strict=True) if counts]
         assert len(graded) == 7 and answer.logprob == sum(graded) / 7
-        assert answer.text == loaded.tokenizer.decode(said, skip_special_tokens=True)
+        assert answer.text == loaded.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("agreed", [0, 1, 3, 4, 6])
@@ -213,12 +213,12 @@ def test_the_right_answers_chances_do_not_depend_on_what_was_said(loaded, agreed
     loaded.model.generation_config.eos_token_id = None
     short = dataclasses.replace(KINDS["single_1"], answer_tokens=4)
     prompt = build_prompt(loaded.tokenizer, dataclasses.replace(grid(), kind=short), 400, 50, 0, "off")
-    said, _ = plain_answer(loaded.model, prompt, None, 6)
-    answer = (*said[:agreed], *((t + 1) % 256 for t in said[agreed:]))
+    tokens, _ = plain_answer(loaded.model, prompt, None, 6)
+    answer = (*tokens[:agreed], *((t + 1) % 256 for t in tokens[agreed:]))
     changed = dataclasses.replace(prompt, answer=answer, graded=(True,) * 6)
     _, chances = plain_answer(loaded.model, changed, None, 0)
-    (found,) = answers_of(loaded, [changed])
-    assert found.logprob == sum(chances) / 6
+    (graded,) = answers_of(loaded, [changed])
+    assert graded.logprob == sum(chances) / 6
 
 
 def test_what_prompts_share_is_read_once_and_only_in_whole_chunks(loaded, monkeypatch):
@@ -263,16 +263,16 @@ def test_an_answer_is_what_generate_says(loaded):
     out = loaded.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
     )
-    (found,) = answers_of(loaded, [prompt])
-    assert found.text == loaded.tokenizer.decode(out[0, len(prompt.ids) :], skip_special_tokens=True)
+    (answer,) = answers_of(loaded, [prompt])
+    assert answer.text == loaded.tokenizer.decode(out[0, len(prompt.ids) :], skip_special_tokens=True)
 
 
 def test_answers_end_where_generate_ends(loaded):
     prompt = build_prompt(loaded.tokenizer, grid(), 400, 50, 0, "off")
-    said, _ = plain_answer(loaded.model, prompt, None, 3)
-    loaded.model.generation_config.eos_token_id = [said[2], 9999]
-    (found,) = answers_of(loaded, [prompt])
-    assert found.text == loaded.tokenizer.decode(said) or said[2] in said[:2]
+    tokens, _ = plain_answer(loaded.model, prompt, None, 3)
+    loaded.model.generation_config.eos_token_id = [tokens[2], 9999]
+    (answer,) = answers_of(loaded, [prompt])
+    assert answer.text == loaded.tokenizer.decode(tokens) or tokens[2] in tokens[:2]
 
 
 def test_needles_are_looked_for_through_the_quantized_cache(loaded):
@@ -292,11 +292,11 @@ def baseline_of(loaded, prompts, folder):
 
 def test_a_baseline_is_measured_once_for_each_prompt_and_a_damaged_one_again(loaded, tmp_path):
     prompts = build_prompts(loaded, grid(lengths=(400,), depths=(0, 100)), "off")
-    found, seen = baseline_of(loaded, prompts, tmp_path)
-    assert found == answers_of(loaded, prompts) and len(seen) == 2 and seen[0].stage == "baseline"
+    answers, seen = baseline_of(loaded, prompts, tmp_path)
+    assert answers == answers_of(loaded, prompts) and len(seen) == 2 and seen[0].stage == "baseline"
     more = build_prompts(loaded, grid(lengths=(400,), depths=(0, 50, 100)), "off")
     again, seen = baseline_of(loaded, more, tmp_path)
-    assert [again[0], again[2]] == found and [p.message for p in seen] == ["400 tokens, needle at 50 %"]
+    assert [again[0], again[2]] == answers and [p.message for p in seen] == ["400 tokens, needle at 50 %"]
     files = list((tmp_path / "baselines" / "needles").iterdir())
     assert len(files) == 3
     files[0].write_bytes(files[0].read_bytes()[:-2] + b"!}")
@@ -340,15 +340,15 @@ def test_a_run_is_graded_beside_its_baseline():
         "needle": 0.75, "baseline_needle": 0.5, "needle_logprob": -1.0, "baseline_needle_logprob": -0.625,
         "needle_logprob_diff": -0.375, "needle_logprob_diff_low": None, "needle_logprob_diff_high": None,
     }  # fmt: skip
-    (found,) = [row for row in rows if isinstance(row, Measurement) and row.name == "needle"]
-    assert "niah_multivalue in noise, chat template off, 64 answer tokens" in found.method and found.note == "2 cells"
+    (score,) = [row for row in rows if isinstance(row, Measurement) and row.name == "needle"]
+    assert "niah_multivalue in noise, chat template off, 64 answer tokens" in score.method and score.note == "2 cells"
 
 
 def test_a_grade_that_is_not_known_is_missing_and_says_why():
     rows = rows_of([Answer("1111111", None)] * 2, [Answer("1111111", None)] * 2)
-    found = {row.name: row for row in rows if isinstance(row, Measurement)}
-    assert found["needle"].value == 0.5 and found["needle_logprob"].value is None
-    assert "joins the answer to the prompt" in found["needle_logprob"].note
+    by_name = {row.name: row for row in rows if isinstance(row, Measurement)}
+    assert by_name["needle"].value == 0.5 and by_name["needle_logprob"].value is None
+    assert "joins the answer to the prompt" in by_name["needle_logprob"].note
 
 
 def test_a_model_that_overflows_is_refused(loaded):

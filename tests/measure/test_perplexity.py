@@ -74,7 +74,7 @@ def by_hand(tokens, table, reading, count, length, bos):
     """Token NLLs of each window, spelled out position by position from the conventions' own words."""
     stream = [bos, *tokens] if reading.bos == "bos" else tokens
     chances = table.log_softmax(-1)
-    found = []
+    scores = []
     for index in range(count):
         start = index * (reading.stride or length)
         window = stream[start : start + length]
@@ -86,8 +86,8 @@ def by_hand(tokens, table, reading, count, length, bos):
             scored = range(length - reading.stride, length)
         else:
             scored = range(1, length)
-        found.append([-float(chances[window[at - 1], window[at]]) for at in scored])
-    return found
+        scores.append([-float(chances[window[at - 1], window[at]]) for at in scored])
+    return scores
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda r: f"{r.convention}-{r.bos}")
@@ -97,9 +97,9 @@ def test_a_bigram_model_has_its_hand_computed_perplexity_under_each_convention(l
     tokens = loaded.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     expected = by_hand(tokens, bigram, reading, 5, 64, loaded.tokenizer.bos_token_id)
     flat = [nll for window in expected for nll in window]
-    found = values(items)
-    assert found["ppl"] == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-6)
-    assert found["scored_tokens"] == len(flat)
+    numbers = values(items)
+    assert numbers["ppl"] == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-6)
+    assert numbers["scored_tokens"] == len(flat)
     rows = [item for item in items if isinstance(item, Window)]
     assert [row.nll for row in rows] == pytest.approx([sum(w) / len(w) for w in expected], rel=1e-6)
     assert [row.tokens for row in rows] == [len(w) for w in expected]
@@ -136,10 +136,10 @@ def test_words_and_bytes_are_those_of_the_scored_text(loaded, tmp_path):
     nll = sum(row.nll * row.tokens for row in items if isinstance(row, Window))
     scored = [at for at in range(5 * 64) if at % 64]
     words = sum(not text[at].isspace() and text[at - 1].isspace() for at in scored)
-    found = values(items)
-    assert found["word_ppl"] == pytest.approx(math.exp(nll / words), rel=1e-9)
-    assert found["byte_ppl"] == pytest.approx(math.exp(nll / len(scored)), rel=1e-9)
-    assert found["bits_per_byte"] == pytest.approx(nll / len(scored) / math.log(2), rel=1e-9)
+    numbers = values(items)
+    assert numbers["word_ppl"] == pytest.approx(math.exp(nll / words), rel=1e-9)
+    assert numbers["byte_ppl"] == pytest.approx(math.exp(nll / len(scored)), rel=1e-9)
+    assert numbers["bits_per_byte"] == pytest.approx(nll / len(scored) / math.log(2), rel=1e-9)
 
 
 def test_a_tokenizer_that_does_not_tell_its_text_leaves_words_and_bytes_out(loaded, tmp_path, monkeypatch):
@@ -157,8 +157,8 @@ def test_equal_logits_give_the_vocabularys_size_under_each_convention(loaded, tm
     for at, reading in enumerate(READINGS):
         (tmp_path / str(at)).mkdir()
         windows = cut_windows(loaded.tokenizer, corpus(), 4, 64, loaded.context, reading)
-        found = values(measured(loaded, windows, tmp_path / str(at)))
-        assert found["ppl"] == pytest.approx(272, rel=1e-6) and found["kld"] == 0.0
+        numbers = values(measured(loaded, windows, tmp_path / str(at)))
+        assert numbers["ppl"] == pytest.approx(272, rel=1e-6) and numbers["kld"] == 0.0
 
 
 def test_the_divergence_table_is_that_of_plain_float64(loaded, tmp_path):
@@ -171,24 +171,24 @@ def test_the_divergence_table_is_that_of_plain_float64(loaded, tmp_path):
 
     head, before = loaded.model.lm_head, plain()
     items = measured(loaded, windows, tmp_path, head=head, cast="w=e5m2/row a=e5m2/row also=lm_head")
-    base, ours = before.log_softmax(-1), plain().log_softmax(-1)
+    base, cast = before.log_softmax(-1), plain().log_softmax(-1)
     true = windows.ids[:, 1:].reshape(-1, 1)
-    kld = (base.exp() * (base - ours)).sum(-1)
-    reverse = (ours.exp() * (ours - base)).sum(-1)
-    moved = (ours.gather(-1, true).exp() - base.gather(-1, true).exp())[:, 0]
-    found = values(items)
+    kld = (base.exp() * (base - cast)).sum(-1)
+    reverse = (cast.exp() * (cast - base)).sum(-1)
+    moved = (cast.gather(-1, true).exp() - base.gather(-1, true).exp())[:, 0]
+    numbers = values(items)
     near = {"rel": 1e-4, "abs": 1e-6}  # float32 sums over 272 tokens
-    assert found["kld"] == pytest.approx(float(kld.mean()), **near)
-    assert found["kld_reverse"] == pytest.approx(float(reverse.mean()), **near)
-    assert found["delta_p"] == pytest.approx(float(moved.mean()), rel=1e-3, abs=1e-8)
-    assert found["delta_p_rms"] == pytest.approx(float(moved.square().mean().sqrt()), **near)
-    fifth = ours.topk(5).values[:, -1:]
-    overlap = (ours.gather(-1, base.topk(5).indices) >= fifth).double().mean()
-    assert found["top5"] == pytest.approx(float(overlap), abs=2 / len(true))  # ties at the baseline's fifth place
-    correlation = np.corrcoef(base.gather(-1, true)[:, 0], ours.gather(-1, true)[:, 0])[0, 1]
-    assert found["ln_ppl_correlation"] == pytest.approx(correlation, rel=1e-5)
-    assert found["ppl_ratio"] == pytest.approx(found["ppl"] / found["baseline_ppl"], rel=1e-9)
-    assert found["ppl_diff"] == pytest.approx(found["ppl"] - found["baseline_ppl"], rel=1e-9)
+    assert numbers["kld"] == pytest.approx(float(kld.mean()), **near)
+    assert numbers["kld_reverse"] == pytest.approx(float(reverse.mean()), **near)
+    assert numbers["delta_p"] == pytest.approx(float(moved.mean()), rel=1e-3, abs=1e-8)
+    assert numbers["delta_p_rms"] == pytest.approx(float(moved.square().mean().sqrt()), **near)
+    fifth = cast.topk(5).values[:, -1:]
+    overlap = (cast.gather(-1, base.topk(5).indices) >= fifth).double().mean()
+    assert numbers["top5"] == pytest.approx(float(overlap), abs=2 / len(true))  # ties at the baseline's fifth place
+    correlation = np.corrcoef(base.gather(-1, true)[:, 0], cast.gather(-1, true)[:, 0])[0, 1]
+    assert numbers["ln_ppl_correlation"] == pytest.approx(correlation, rel=1e-5)
+    assert numbers["ppl_ratio"] == pytest.approx(numbers["ppl"] / numbers["baseline_ppl"], rel=1e-9)
+    assert numbers["ppl_diff"] == pytest.approx(numbers["ppl"] - numbers["baseline_ppl"], rel=1e-9)
     for name, tokens in (("kld", kld), ("kld_reverse", reverse), ("delta_p", moved)):
         for label, share in PERCENTILES[name].items():
             assert values(items, label)[f"{name}_tokens"] == pytest.approx(
@@ -211,12 +211,12 @@ def test_no_floor_lies_under_a_divergence(width):
     """Logits that differ by a hair, far from zero: float64 sees 5e-7 nats, and so do we to float32's few 1e-7."""
     generator = torch.Generator().manual_seed(2)
     theirs = 30 + 4 * torch.randn(40, width, generator=generator)
-    ours = theirs + 1e-3 * torch.randn(40, width, generator=generator)
+    moved = theirs + 1e-3 * torch.randn(40, width, generator=generator)
     targets = torch.randint(width, (40,), generator=generator)
-    scores = Comparer(lambda _: ours, lambda _: theirs).compare(
-        ours, theirs, predictions(theirs.clone(), targets), targets
+    scores = Comparer(lambda _: moved, lambda _: theirs).compare(
+        moved, theirs, predictions(theirs.clone(), targets), targets
     )
-    base, mine = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
+    base, mine = theirs.double().log_softmax(-1), moved.double().log_softmax(-1)
     exact = (base.exp() * (base - mine)).sum(-1)
     assert float((scores.kld - exact).abs().max()) < 1e-6 and float(exact.mean()) < 1e-6
     assert torch.equal(scores.top1.bool(), base.argmax(-1) == mine.argmax(-1))
@@ -235,16 +235,16 @@ def test_ties_go_to_the_lower_token_and_five_of_many_equals_still_agree():
 def test_a_masked_vocabulary_gives_no_nan_and_what_only_the_run_masks_is_infinite():
     theirs, targets = torch.randn(4, 500, generator=torch.Generator().manual_seed(3)), torch.arange(4)
     theirs[:, 400:] = -math.inf
-    ours = theirs + 0.1 * torch.randn(4, 500, generator=torch.Generator().manual_seed(4))
-    ours[3, 7] = -math.inf
-    ours[2, 450] = 0.0  # the run gives a chance to what the baseline masks
-    scores = Comparer(lambda _: ours, lambda _: theirs).compare(
-        ours, theirs, predictions(theirs.clone(), targets), targets
+    moved = theirs + 0.1 * torch.randn(4, 500, generator=torch.Generator().manual_seed(4))
+    moved[3, 7] = -math.inf
+    moved[2, 450] = 0.0  # the run gives a chance to what the baseline masks
+    scores = Comparer(lambda _: moved, lambda _: theirs).compare(
+        moved, theirs, predictions(theirs.clone(), targets), targets
     )
     for values_ in (getattr(scores, field.name) for field in dataclasses.fields(scores)):
         assert not values_.isnan().any()
     keep = slice(0, 400)
-    base, mine = theirs[:2, keep].double().log_softmax(-1), ours[:2, keep].double().log_softmax(-1)
+    base, mine = theirs[:2, keep].double().log_softmax(-1), moved[:2, keep].double().log_softmax(-1)
     assert scores.kld[:2].tolist() == pytest.approx((base.exp() * (base - mine)).sum(-1).tolist(), abs=1e-6)
     assert scores.kld.isinf().tolist() == [False, False, False, True]
     assert scores.kld_reverse.isinf().tolist() == [False, False, True, False]
@@ -257,8 +257,8 @@ def test_a_model_with_a_masked_vocabulary_is_measured(loaded, tmp_path):
     model.lm_head.bias = nn.Parameter(mask, requires_grad=False)
     windows = cut_windows(loaded.tokenizer, corpus(), 4, 64, loaded.context)
     items = measured(loaded, windows, tmp_path, cast="w=e4m3fn/row a=e4m3fn/row")
-    found = values(items)
-    assert 0 < found["kld"] < 1 and math.isfinite(found["ppl"]) and found["kld_noise_floor"] > 0
+    numbers = values(items)
+    assert 0 < numbers["kld"] < 1 and math.isfinite(numbers["ppl"]) and numbers["kld_noise_floor"] > 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -365,7 +365,7 @@ def test_the_default_leaves_bos_to_the_tokenizer_and_stored_requests_stay_as_the
 def test_a_text_without_spaces_keeps_its_byte_perplexity_and_bits_per_byte(loaded, tmp_path):
     text = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3002" * 200  # no white space: only its start begins a word
     windows = dataclasses.replace(cut_windows(loaded.tokenizer, corpus(text), 4, 64, 2048), words=(0, 0, 0, 0))
-    found = {item.name: item for item in measured(loaded, windows, tmp_path) if isinstance(item, Measurement)}
-    assert found["word_ppl"].value is None and "white space" in found["word_ppl"].note
-    assert found["byte_ppl"].value > 1 and found["bits_per_byte"].value > 0
-    assert not found["byte_ppl"].note
+    by_name = {item.name: item for item in measured(loaded, windows, tmp_path) if isinstance(item, Measurement)}
+    assert by_name["word_ppl"].value is None and "white space" in by_name["word_ppl"].note
+    assert by_name["byte_ppl"].value > 1 and by_name["bits_per_byte"].value > 0
+    assert not by_name["byte_ppl"].note

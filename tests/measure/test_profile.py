@@ -62,30 +62,30 @@ def wide(loaded):
 
 def profiled(model, windows):
     rows = list(profile(model, windows))
-    found = {(row.name, row.kind): row for row in rows if isinstance(row, TensorProfile)}
+    profiles = {(row.name, row.kind): row for row in rows if isinstance(row, TensorProfile)}
     points = {(row.tensor, row.kind, row.cast): row for row in rows if isinstance(row, LadderPoint)}
-    return found, points, {row.name: row for row in rows if isinstance(row, Measurement)}
+    return profiles, points, {row.name: row for row in rows if isinstance(row, Measurement)}
 
 
 def inputs_of(model, windows):
     """Every Linear's input over all windows, [tokens, in_features], by hooks of our own."""
-    found = {}
+    inputs = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(lambda _m, x, name=name: found.setdefault(name, []).append(x[0][0]))
+            module.register_forward_pre_hook(lambda _m, x, name=name: inputs.setdefault(name, []).append(x[0][0]))
     with torch.no_grad():
         for ids in windows:
             model(input_ids=ids[None], use_cache=False)
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    return {name: torch.cat(parts) for name, parts in inputs.items()}
 
 
 def test_profiles_are_those_of_plain_torch(loaded, windows):
-    found, _, medians = profiled(loaded.model, windows)
+    profiles, _, medians = profiled(loaded.model, windows)
     tensors = {(name, ACTIVATION): x for name, x in inputs_of(loaded.model, windows).items()}
     tensors |= {(name, WEIGHT): loaded.model.get_submodule(name).weight.detach() for name, _ in tensors}
-    assert found.keys() == tensors.keys() and len(found) == 2 * 15
+    assert profiles.keys() == tensors.keys() and len(profiles) == 2 * 15
     for key, x in tensors.items():
-        x, row = x.double(), found[key]
+        x, row = x.double(), profiles[key]
         assert (row.rows, row.cols) == tuple(x.shape)
         assert row.amax == float(x.abs().max()) and row.zeros == int((x == 0).sum())
         assert row.rms == pytest.approx(float(x.square().mean().sqrt()), rel=1e-12)
@@ -94,9 +94,9 @@ def test_profiles_are_those_of_plain_torch(loaded, windows):
         assert [columns[i] for i, *_ in row.outliers] == columns.sort(descending=True).values[:10].tolist()
         assert all(columns[i] == amax for i, amax, _ in row.outliers)
         assert row.outliers[0][2] == pytest.approx(row.amax / median, rel=1e-6)  # a float32 median
-    spreads = [row.spread for (_, kind), row in found.items() if kind == ACTIVATION]
+    spreads = [row.spread for (_, kind), row in profiles.items() if kind == ACTIVATION]
     assert medians["activation_amax_over_rms"].value == pytest.approx(float(np.median(spreads)))
-    assert found[medians["activation_amax_over_rms"].note.split()[-2][:-1], ACTIVATION].spread == max(spreads)
+    assert profiles[medians["activation_amax_over_rms"].note.split()[-2][:-1], ACTIVATION].spread == max(spreads)
 
 
 def test_every_binade_is_counted_exactly():
@@ -122,8 +122,8 @@ def test_a_tensor_looked_at_in_parts_is_the_same(monkeypatch):
 
 
 def test_a_planted_outlier_channel_is_found_and_ranked_first(wide, windows):
-    found, points, _ = profiled(wide, windows)
-    row = found[LAYER, ACTIVATION]
+    profiles, points, _ = profiled(wide, windows)
+    row = profiles[LAYER, ACTIVATION]
     assert row.outliers[0][0] == CHANNEL and row.outliers[0][2] > 50
     assert row.outlier_channels == sum(1 for *_, ratio in row.outliers if ratio > 6)
     whole, bulk = (getattr(points[LAYER, ACTIVATION, "int8/tensor"], f) for f in ("sqnr_db", "bulk_sqnr_db"))
@@ -131,10 +131,10 @@ def test_a_planted_outlier_channel_is_found_and_ranked_first(wide, windows):
 
 
 def test_the_ladder_is_the_casts_own_error_of_the_widest_of_each_projection(wide, windows):
-    found, points, _ = profiled(wide, windows)
+    profiles, points, _ = profiled(wide, windows)
     x = inputs_of(wide, windows[:1])
     parts = {}
-    for (name, kind), row in found.items():
+    for (name, kind), row in profiles.items():
         if kind == ACTIVATION:
             parts.setdefault(name.rsplit(".", 1)[-1], []).append((row.spread, name))
     chosen = {max(rows)[1] for rows in parts.values()}
@@ -145,7 +145,7 @@ def test_the_ladder_is_the_casts_own_error_of_the_widest_of_each_projection(wide
         error = error_of_cast(tensor, cast)
         shares = (error.sqnr_db, error.flushed_share, error.clipped_share, cast.bits_per_element(*tensor.shape))
         assert (point.sqnr_db, point.flushed, point.clipped, point.bits) == shares
-        assert found[name, kind].outlier_channels or point.bulk_sqnr_db == point.sqnr_db
+        assert profiles[name, kind].outlier_channels or point.bulk_sqnr_db == point.sqnr_db
 
 
 def test_the_bulks_error_is_the_published_one(monkeypatch):
@@ -174,8 +174,8 @@ def test_a_broken_model_is_named_where_it_breaks(loaded, windows):
 
 
 def test_few_windows_are_read_whatever_is_given_and_no_hook_stays(loaded, windows):
-    found, _, _ = profiled(loaded.model, windows.repeat(3, 1))
-    assert found[LAYER, ACTIVATION].rows == WINDOWS * windows.shape[1]
+    profiles, _, _ = profiled(loaded.model, windows.repeat(3, 1))
+    assert profiles[LAYER, ACTIVATION].rows == WINDOWS * windows.shape[1]
     assert not any(module._forward_pre_hooks for module in loaded.model.modules())
 
 
@@ -185,8 +185,8 @@ def test_layers_that_read_one_tensor_are_counted_once_until_it_is_written_to():
     inputs.see("k", x.view(2, 3))
     x.mul_(4)
     inputs.see("v", x)
-    found = {name: sums.profile("", ACTIVATION) for name, sums in inputs.by_name.items()}
-    assert found["q"] == found["k"] and (found["k"].amax, found["v"].amax) == (1.0, 4.0)
+    profiles = {name: sums.profile("", ACTIVATION) for name, sums in inputs.by_name.items()}
+    assert profiles["q"] == profiles["k"] and (profiles["k"].amax, profiles["v"].amax) == (1.0, 4.0)
     assert inputs.by_name["q"] is not inputs.by_name["k"]
 
 
@@ -208,18 +208,18 @@ def test_a_maps_csv_holds_the_ratios_and_not_their_places_on_the_log_scale():
 
 
 def test_figures_show_all_elements_and_shade_the_format_s_ranges(wide, windows):
-    found, points, _ = profiled(wide, windows)
-    pair = {kind: found[LAYER, kind] for kind in (WEIGHT, ACTIVATION)}
+    profiles, points, _ = profiled(wide, windows)
+    pair = {kind: profiles[LAYER, kind] for kind in (WEIGHT, ACTIVATION)}
     grids = {kind: grid_of(E4M3FN, row.amax / 448) for kind, row in pair.items()}
     figure = histograms(pair, grids)
     assert [sum(trace.y) for trace in figure.data[:2]] == pytest.approx([100, 100])
     shades = [shape for shape in figure.layout.shapes if shape.xref == "x"]
     assert shades[-1].x1 - 0.0 >= math.log2(pair[WEIGHT].amax) and len(shades) >= 3
     assert grid_of(INT8, 2.0).flushed == 1.0
-    maps = {kind: {n: row.spread for (n, k), row in found.items() if k == kind} for kind in (WEIGHT, ACTIVATION)}
+    maps = {kind: {n: row.spread for (n, k), row in profiles.items() if k == kind} for kind in (WEIGHT, ACTIVATION)}
     heat = spread_maps(maps).data
     assert max(z for line in heat[1].z for z in line if z) == pytest.approx(math.log10(max(maps[ACTIVATION].values())))
-    drawn = outlier_channels([row for (n, k), row in found.items() if k == ACTIVATION and n.endswith("down_proj")])
+    drawn = outlier_channels([row for (n, k), row in profiles.items() if k == ACTIVATION and n.endswith("down_proj")])
     assert (1, CHANNEL) in zip(drawn.data[0].x, drawn.data[0].y, strict=True)
     some = [point for point in points.values() if point.tensor == LAYER]
     lines = ladder_lines({kind: [p for p in some if p.kind == kind] for kind in (WEIGHT, ACTIVATION)}).data
@@ -248,10 +248,10 @@ def made(tiny, corpus_file, tmp_path_factory):
 @pytest.fixture
 def installed(made, monkeypatch):
     """The installation, for the pages."""
-    folder, *found = made
+    folder, *parts = made
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(folder))
     monkeypatch.delenv("FP8DASH_DATABASE_URL", raising=False)
-    yield found
+    yield parts
     st.cache_resource.clear()  # it holds this test's store
 
 

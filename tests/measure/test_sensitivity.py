@@ -40,9 +40,9 @@ def windows(loaded, corpus_file):
 
 @pytest.fixture
 def baseline(loaded, windows, tmp_path):
-    *_, found = baseline_of(loaded.model, loaded.model.lm_head, windows, tmp_path / "b.safetensors")
-    assert isinstance(found, Baseline)
-    return found
+    *_, measured = baseline_of(loaded.model, loaded.model.lm_head, windows, tmp_path / "b.safetensors")
+    assert isinstance(measured, Baseline)
+    return measured
 
 
 def probed(loaded, windows, baseline, recipe=RECIPE, granularity="kind", budget="kld=50%", observed=NOTHING):
@@ -94,9 +94,9 @@ def test_replaying_the_blocks_before_the_first_cast_one_changes_no_bit(loaded, w
 
 def test_blocks_that_tell_each_other_more_than_they_return_are_all_run(loaded, windows, baseline):
     first, second = loaded.model.model.layers
-    told = []
-    first.register_forward_hook(lambda _m, _x, out: told.append(out.mean()) or None)
-    second.register_forward_hook(lambda _m, _x, out: out + told.pop() if told else out)
+    messages = []
+    first.register_forward_hook(lambda _m, _x, out: messages.append(out.mean()) or None)
+    second.register_forward_hook(lambda _m, _x, out: out + messages.pop() if messages else out)
     probe = Probe(loaded.model, loaded.model.lm_head, windows, baseline, RECIPE)
     probe.keep_outputs()
     assert probe.blocks == []
@@ -245,11 +245,11 @@ def test_the_stage_is_run_where_asked_for_and_its_rows_survive_their_json_form(t
         window_length=64, backend="emulated", sensitivity="block", sensitivity_budget="kld=0.001",
     )  # fmt: skip
     items = list(run_stages(request, frozenset(), tmp_path))
-    found = {item.stage: item for item in items if isinstance(item, StageResult)}
-    assert list(found) == ["load", "baseline", "sensitivity", "quantize"]
-    rows = found["sensitivity"].rows
+    results = {item.stage: item for item in items if isinstance(item, StageResult)}
+    assert list(results) == ["load", "baseline", "sensitivity", "quantize"]
+    rows = results["sensitivity"].rows
     assert [row.group for row in rows if isinstance(row, Sensitivity)] == ["block 0", "block 1"]
-    assert StageResult.from_json(found["sensitivity"].to_json()) == found["sensitivity"]
+    assert StageResult.from_json(results["sensitivity"].to_json()) == results["sensitivity"]
     steps = [item for item in items if isinstance(item, Progress) and item.stage == "sensitivity"][1:]
     assert [step.done for step in steps] == list(range(6)) and "s per probe" in steps[-1].message
     assert all(row.backend in ("emulated", "arithmetic") for row in rows if isinstance(row, Measurement))

@@ -60,19 +60,19 @@ def test_static_scales_are_those_compressed_tensors_makes_of_the_same_activation
     seen, recipe = inputs_of(loaded.model), parse_recipe(text)
     kind = "int" if "int8" in text else "float"
     args = QuantizationArgs(num_bits=8, type=kind, strategy="tensor", symmetric=True, dynamic=False)
-    found = observed_on(loaded.model, recipe, WINDOWS)
-    assert set(found.inputs) >= set(seen)
+    observed = observed_on(loaded.model, recipe, WINDOWS)
+    assert set(observed.inputs) >= set(seen)
     for name, tensors in seen.items():
         values = torch.cat([t.float().flatten() for t in tensors])
         theirs, _ = calculate_qparams(values.min().view(1), values.max().view(1), args)
-        assert found.inputs[name].static_scale(recipe.activations).item() == theirs.item(), name
+        assert observed.inputs[name].static_scale(recipe.activations).item() == theirs.item(), name
 
 
 def test_linears_that_read_one_tensor_share_one_scale(loaded):
     cast(loaded.model, f"{FP8}/static")
-    found = dict(scales(loaded.model))
+    by_name = dict(scales(loaded.model))
     readers = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
-    assert list(found) == [f"model.layers.{layer}.{reader}" for layer in (0, 1) for reader in readers]
+    assert list(by_name) == [f"model.layers.{layer}.{reader}" for layer in (0, 1) for reader in readers]
     block = loaded.model.model.layers[0].self_attn
     assert block.k_proj.activations.scale is block.q_proj.activations.scale
 
@@ -92,11 +92,11 @@ def test_the_least_error_over_counted_magnitudes_is_that_over_all_values(fmt):
     tensors, observer = [outliers(seed) for seed in range(3)], Observer(counts_magnitudes=True)
     for x in tensors:
         observer.see(x)
-    ours = observer.static_scale(parse_cast(f"{fmt}/tensor/static:mse"))
+    scale = observer.static_scale(parse_cast(f"{fmt}/tensor/static:mse"))
     theirs = quantize(
         torch.cat(tensors).float(), parse_cast(f"{fmt}/tensor/mse")
     ).scales  # searches the values themselves
-    assert ours.item() == theirs.item()
+    assert scale.item() == theirs.item()
 
 
 def test_a_static_cast_uses_its_scale_whatever_comes_and_counts_what_is_beyond(loaded):
@@ -121,8 +121,8 @@ def test_static_scales_run_natively_on_the_same_codes(tiny, loaded):
     x = outliers(1, (32, 64))
     emulated, kernel = loaded.model.model.layers[0].mlp.up_proj, native.model.layers[0].mlp.up_proj
     assert isinstance(emulated, EmulatedLinear) and isinstance(kernel, NativeLinear)
-    ours, theirs = emulated(x).float(), kernel(x).float()
-    assert (ours - theirs).norm() / ours.norm() < 2**-7  # both operands and the result round to bfloat16
+    decoded, theirs = emulated(x).float(), kernel(x).float()
+    assert (decoded - theirs).norm() / decoded.norm() < 2**-7  # both operands and the result round to bfloat16
 
 
 def reference_delayed(amaxes, history, pick, margin, top=448.0):
@@ -199,27 +199,27 @@ SMALL = {"windows": 4, "window_length": 64, "gemm_m": (1,), "needle_lengths": (7
 @pytest.mark.parametrize("recipe", ["FP8", "TE_DELAYED"])
 def test_a_calibrated_run_records_its_text_its_scales_and_what_was_clipped(tiny, corpus_file, tmp_path, recipe):
     request = Request.of(model=str(tiny), recipe=recipe, corpus=str(corpus_file), backend="emulated", **SMALL)
-    found = run(request, tmp_path)
-    told = found["load"].facts["calibration"]
-    assert told["hash"] == found["load"].facts["corpus_hash"] and told["windows"] == 4
-    rows = [row for result in found.values() for row in result.rows if isinstance(row, Measurement)]
+    results = run(request, tmp_path)
+    facts = results["load"].facts["calibration"]
+    assert facts["hash"] == results["load"].facts["corpus_hash"] and facts["windows"] == 4
+    rows = [row for result in results.values() for row in result.rows if isinstance(row, Measurement)]
     assert sum(row.name == "activation_scale" for row in rows) == 8
     (whole,) = (row for row in rows if row.name == "activation_clipped" and not row.label)
     assert 0 <= whole.value < 0.01
     again = run(request, tmp_path, ("load", "baseline", "quantize", "gemm"))
-    assert again["perplexity"].rows == found["perplexity"].rows
+    assert again["perplexity"].rows == results["perplexity"].rows
 
 
 def test_keys_and_values_are_cast_by_calibrated_scales(tiny, corpus_file, tmp_path):
-    found = {}
+    outputs = {}
     for share in ("tensor", "head"):
         request = Request.of(model=str(tiny), recipe=f"kv=e4m3fn/{share}/static", corpus=str(corpus_file), **SMALL)
         rows = [
             row for result in run(request, tmp_path).values() for row in result.rows if isinstance(row, Measurement)
         ]
         assert sum(row.name == "kv_scale" for row in rows) == 4
-        found[share] = next(row.value for row in rows if row.name == "kld")
-    assert min(found.values()) > 0 and found["head"] != found["tensor"]
+        outputs[share] = next(row.value for row in rows if row.name == "kld")
+    assert min(outputs.values()) > 0 and outputs["head"] != outputs["tensor"]
 
 
 def test_fixed_scales_of_keys_are_amax_over_the_calibration_text(loaded):

@@ -72,12 +72,12 @@ def test_compressed_tensors_decompresses_what_our_codes_decode_to(tiny, tmp_path
             continue
         scheme = schemes.get(name) or schemes["Linear"]
         state = {part.removeprefix(f"{name}."): tensor for part, tensor in after.items() if part.startswith(f"{name}.")}
-        found = BaseCompressor.get_value_from_registry(scheme.format).decompress(state, scheme)["weight"]
-        ours = dequantize(quantize(weight, recipe.of(name).weights))
+        decompressed = BaseCompressor.get_value_from_registry(scheme.format).decompress(state, scheme)["weight"]
+        decoded = dequantize(quantize(weight, recipe.of(name).weights))
         if scheme.format == "nvfp4-pack-quantized":  # there the two scales meet in bfloat16
-            assert torch.allclose(found.float(), ours, rtol=2**-7, atol=0), name
+            assert torch.allclose(decompressed.float(), decoded, rtol=2**-7, atol=0), name
         else:
-            assert torch.equal(found.float(), ours.to(found.dtype).float()), name
+            assert torch.equal(decompressed.float(), decoded.to(decompressed.dtype).float()), name
 
 
 @pytest.mark.parametrize("text", [text for text in HELD if "kv=" not in text and "128" not in text])
@@ -88,8 +88,8 @@ def test_transformers_loads_it_as_the_model_that_was_measured(tiny, tmp_path, te
     model, _ = exported(tiny, tmp_path / "out", text)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
     plain = load(tiny, torch.device("cpu")).model
-    ours, found, whole = (m(input_ids=IDS).logits.float() for m in (model, theirs, plain))
-    assert (found - ours).norm() < 0.05 * whole.norm() or (found - ours).norm() < (ours - whole).norm()
+    cast, served, whole = (m(input_ids=IDS).logits.float() for m in (model, theirs, plain))
+    assert (served - cast).norm() < 0.05 * whole.norm() or (served - cast).norm() < (cast - whole).norm()
 
 
 def test_calibrated_scales_travel_under_the_names_that_engines_read(tiny, tmp_path):

@@ -20,9 +20,9 @@ def copied(tiny, tmp_path):
 
 
 def test_a_local_folder_loads_in_bfloat16_with_its_context(tiny, tmp_path):
-    found = load(locate(str(tiny), tmp_path), torch.device("cpu"))
-    assert found.model.dtype == torch.bfloat16 and found.context == 2048
-    assert not found.model.training
+    loaded = load(locate(str(tiny), tmp_path), torch.device("cpu"))
+    assert loaded.model.dtype == torch.bfloat16 and loaded.context == 2048
+    assert not loaded.model.training
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "", "/does/not/exist", "../outside/it", "a/b/c"])

@@ -37,7 +37,7 @@ def prepared(family):
     return model
 
 
-def told(model, text, backend="emulated"):
+def cast_layers(model, text, backend="emulated"):
     """The layers and measurements of a recipe on a model, which is cast."""
     items = list(weight_error(cast_model(model, parse_recipe(text), CPU, backend), 1, active_share(model)))
     layers = [item for item in items if isinstance(item, Layer)]
@@ -51,7 +51,7 @@ def test_the_parameters_told_of_are_the_models_each_once(family):
     count = sum(parameter.numel() for parameter in family_model(family).parameters())
     stored = sum(8 * p.numel() * p.element_size() for p in model.parameters())
     for text in ("bf16", FP8):
-        layers, values = told(model, text)
+        layers, values = cast_layers(model, text)
         assert [layer.name for layer in layers] == names
         assert sum(layer.rows * layer.cols for layer in layers) == count
         assert all(layer.group in LAYER_GROUPS and layer.reason for layer in layers)
@@ -63,7 +63,7 @@ def test_the_parameters_told_of_are_the_models_each_once(family):
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_each_expert_is_a_matrix_of_its_own_and_routers_are_never_cast(family):
-    layers, values = told(prepared(family), f"{FP8} also=lm_head,embeddings,norms")
+    layers, values = cast_layers(prepared(family), f"{FP8} also=lm_head,embeddings,norms")
     experts = [layer for layer in layers if ".experts." in layer.name]
     assert experts and {layer.group for layer in experts} == {"experts"}
     kept = [layer.reason for layer in experts if layer.backend == "kept"]
@@ -90,7 +90,7 @@ def test_nothing_beside_the_language_model_is_cast():
     config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).requires_grad_(False)
     count = sum(parameter.numel() for parameter in model.parameters())
-    layers, values = told(model, f"{FP8} also=norms,embeddings")
+    layers, values = cast_layers(model, f"{FP8} also=norms,embeddings")
     beside = [layer for layer in layers if "vision" in layer.name or "projector" in layer.name]
     assert beside and {layer.backend for layer in beside} == {"kept"}
     assert all("no text passes" in layer.reason for layer in beside)
@@ -104,10 +104,10 @@ def test_nothing_beside_the_language_model_is_cast():
 def test_what_is_estimated_from_what_a_run_recorded_is_what_the_next_one_measures(family, first):
     model = prepared(family)
     recipe = parse_recipe(FP8 + first)
-    shape = shape_of_layers(told(copy.deepcopy(model), recipe.text)[0], recipe)
+    shape = shape_of_layers(cast_layers(copy.deepcopy(model), recipe.text)[0], recipe)
     for words in ("", " also=embeddings", " also=lm_head", " also=norms,lm_head,embeddings skip=*norm"):
         recipe = parse_recipe(FP8 + words)
-        layers, values = told(copy.deepcopy(model), recipe.text)
+        layers, values = cast_layers(copy.deepcopy(model), recipe.text)
         expected = estimate(recipe, shape)
         wide = sum(2 * x.rows * x.cols for x in layers if not x.cast and x.bits_per_weight == 32)
         assert values["model_bytes"] - wide == pytest.approx(expected.size_bytes, abs=1), words
@@ -164,7 +164,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_that_does(wo
 def test_a_model_that_reads_its_weights_itself_runs_when_it_is_cast(family):
     model, ids = family_model(family), torch.arange(32)[None]
     before = model(input_ids=ids).logits.float()
-    told(model, FP8, "auto")
+    cast_layers(model, FP8, "auto")
     after = model(input_ids=ids).logits.float()
     assert torch.isfinite(after).all() and (after - before).norm() < 0.5 * before.norm()
 
@@ -177,6 +177,6 @@ def test_a_linear_with_a_forward_of_its_own_is_left_alone():
             return 2 * super().forward(x)
 
     model.model.layers[0].mlp.up_proj.__class__ = Doubled
-    layers, _ = told(model, FP8)
+    layers, _ = cast_layers(model, FP8)
     layer = next(layer for layer in layers if layer.name == "model.layers.0.mlp.up_proj")
     assert layer.backend == "kept" and layer.reason == "Doubled computes more than a matrix product"

@@ -60,14 +60,14 @@ def test_every_weight_is_told_of_with_a_reason_and_logits_stay_close(model, tiny
         name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), torch.Tensor)
     }
     before = logits(model)
-    layers, found = walked(model, text)
+    layers, values = walked(model, text)
     assert {layer.name for layer in layers} == named and all(layer.reason for layer in layers)
     assert torch.isfinite(logits(model)).all()
     assert (logits(model) - before).norm() / before.norm() < 0.2
     shape = estimate(parse_recipe(text), shape_of_layers(layers, parse_recipe(text)))
-    assert found["bits_per_weight"] == pytest.approx(shape.bits_per_weight)
-    assert found["model_bytes"] == pytest.approx(shape.size_bytes, abs=1)
-    assert found["coverage"] == pytest.approx(shape.coverage)
+    assert values["bits_per_weight"] == pytest.approx(shape.bits_per_weight)
+    assert values["model_bytes"] == pytest.approx(shape.size_bytes, abs=1)
+    assert values["coverage"] == pytest.approx(shape.coverage)
 
 
 def test_the_head_embeddings_and_norms_stay_unless_asked_for(model):
@@ -77,9 +77,9 @@ def test_the_head_embeddings_and_norms_stay_unless_asked_for(model):
 
 
 def test_all_is_cast_when_asked_for_and_a_pattern_leaves_layers_out(model):
-    layers, found = walked(model, "w=e4m3fn/row a=e4m3fn/row also=lm_head,embeddings,norms skip=*.down_proj")
+    layers, values = walked(model, "w=e4m3fn/row a=e4m3fn/row also=lm_head,embeddings,norms skip=*.down_proj")
     assert {layer.name for layer in layers if not layer.cast} == {f"model.layers.{i}.mlp.down_proj" for i in (0, 1)}
-    assert found["coverage"] < 1
+    assert values["coverage"] < 1
 
 
 def test_a_tied_head_is_untied_before_it_is_cast(model):
@@ -116,10 +116,10 @@ def test_each_native_layer_agrees_with_the_emulated_one_to_bf16_rounding(tiny, t
     for name, layer in pair[0].named_modules():
         if isinstance(layer, EmulatedLinear):
             x = torch.randn(32, layer.weight.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-            ours, theirs = layer(x).float(), pair[1].get_submodule(name)(x).float()
+            native, theirs = layer(x).float(), pair[1].get_submodule(name)(x).float()
             sizes = layer.activations.emulated(x).float().abs() @ layer.weight.float().abs().T
-            assert (ours - theirs).norm() / ours.norm() < 2**-7, name  # operands and result round by 2^-9 each
-            assert ((ours - theirs).abs() <= sizes * 3 * 2**-9 + ours.abs() * 2**-8).all(), name
+            assert (native - theirs).norm() / native.norm() < 2**-7, name  # operands and result round by 2^-9 each
+            assert ((native - theirs).abs() <= sizes * 3 * 2**-9 + native.abs() * 2**-8).all(), name
 
 
 def test_auto_says_of_each_layer_what_it_took(model):

@@ -45,8 +45,8 @@ def test_one_step_gives_the_probe_to_the_bit(name, probe):
 def test_the_parameters_are_those_of_the_reference():
     for name, key in {"hopper": "hopper_wgmma_fp8", "ada": "ada_mma_fp8", "blackwell": "blackwell_tcgen05_fp8"}.items():
         a, expected = ACCUMULATORS[name], REFERENCE["parameters"][key]
-        found = (a.group, a.fraction_bits, a.result)
-        assert found == (expected["group"], expected["F"], expected["out_fraction_bits"])
+        parameters = (a.group, a.fraction_bits, a.result)
+        assert parameters == (expected["group"], expected["F"], expected["out_fraction_bits"])
 
 
 # A scalar of its own, from codes, in exact fractions.
@@ -124,18 +124,18 @@ def test_random_products_equal_the_scalar_to_the_bit(name, formats, span):
     w[0, 64:128] = w[0, :64]
     x[1, 32:], w[1, :40] = 0, 0  # groups of zeros after and before others
     operands = values_of(x, x_format), values_of(w, w_format)
-    found = accumulate(*operands, accumulator, x_format=x_format, w_format=w_format)
+    products = accumulate(*operands, accumulator, x_format=x_format, w_format=w_format)
     rows = [[scalar_dot(a, b, accumulator, *formats) for b in w.tolist()] for a in x.tolist()]
-    assert torch.equal(found, torch.tensor(rows, dtype=torch.float64).float())
+    assert torch.equal(products, torch.tensor(rows, dtype=torch.float64).float())
 
 
 @pytest.mark.parametrize("name", ["hopper-512", "hopper-128", "hopper-64"])
 def test_promotion_equals_the_scalar_to_the_bit(name):
     generator = torch.Generator().manual_seed(1)
     x, w = (random_codes(2, 1100, E4M3FN, "all", generator) for _ in range(2))
-    found = accumulate(values_of(x, E4M3FN), values_of(w, E4M3FN), ACCUMULATORS[name])
+    products = accumulate(values_of(x, E4M3FN), values_of(w, E4M3FN), ACCUMULATORS[name])
     rows = [[scalar_dot(a, b, ACCUMULATORS[name]) for b in w.tolist()] for a in x.tolist()]
-    assert torch.equal(found, torch.tensor(rows))
+    assert torch.equal(products, torch.tensor(rows))
 
 
 def e4m3_rows(draw, rows, k):
@@ -159,9 +159,9 @@ def test_errors_over_k_of_4096_are_those_of_the_reference(draw):
     4000 and 100,000 dots of the reference differ by 2.3%), so 10% is four of these. The others vary by up to 1%, and
     a maximum by tens of percent. The mean of a signed error is noise around zero and not compared.
     """
-    exact, sizes, found = errors(draw)
+    exact, sizes, measured = errors(draw)
     for name, reference in NAMES.items():
-        error, expected, rms = found[name], STATISTICS[draw][reference], exact.square().mean().sqrt()
+        error, expected, rms = measured[name], STATISTICS[draw][reference], exact.square().mean().sqrt()
         tolerance = 0.1 if draw == "gauss" else 0.03
         assert error.square().mean().sqrt() / rms == pytest.approx(expected["rms_err_over_rms"], rel=tolerance)
         assert 0.5 < error.abs().max() / rms / expected["max_err_over_rms"] < 2
@@ -171,17 +171,17 @@ def test_errors_over_k_of_4096_are_those_of_the_reference(draw):
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_more_promotion_is_less_error_and_blackwell_hardly_has_any(draw):
-    found = errors(draw)[2]
-    rms = [found[name].square().mean() for name in ("hopper", "hopper-512", "hopper-128", "hopper-64")]
+    measured = errors(draw)[2]
+    rms = [measured[name].square().mean() for name in ("hopper", "hopper-512", "hopper-128", "hopper-64")]
     assert rms == sorted(rms, reverse=True)
-    assert found["blackwell"].abs().max() < found["hopper"].abs().max() / 1000  # at least 10 bits more are kept
+    assert measured["blackwell"].abs().max() < measured["hopper"].abs().max() / 1000  # at least 10 bits more are kept
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_fp32_is_the_exact_sum_rounded_once(draw):
     """Multiples of 2^-18 below 2^18 * 4096 have at most 48 bits: the float64 product is exact in any order."""
-    exact, _, found = errors(draw)
-    assert torch.equal(found["fp32"] + exact, exact.float().double())
+    exact, _, measured = errors(draw)
+    assert torch.equal(measured["fp32"] + exact, exact.float().double())
 
 
 @by_accumulator
@@ -220,8 +220,8 @@ def test_powers_of_two_and_signs_pass_through(name):
 def test_zeros_give_exact_zeros_and_nan_stays_loud_where_it_is(name):
     x, w = torch.ones(3, 40), torch.ones(2, 40)
     x[0], x[1, 35] = 0, torch.nan
-    found = accumulate(x, w, ACCUMULATORS[name])
-    assert found[0].tolist() == [0, 0] and found[1].isnan().all() and found[2].tolist() == [40, 40]
+    products = accumulate(x, w, ACCUMULATORS[name])
+    assert products[0].tolist() == [0, 0] and products[1].isnan().all() and products[2].tolist() == [40, 40]
 
 
 def test_the_format_tells_where_subnormals_begin():
@@ -270,8 +270,8 @@ def test_a_scaled_product_is_that_of_the_decoded_operands(text):
     x, w = (torch.randn(rows, 200, generator=torch.Generator().manual_seed(rows)) for rows in (5, 130))
     xq, wq = quantize(x, recipe.activations), quantize(w, recipe.weights)
     exact = dequantize(xq).double() @ dequantize(wq).double().T
-    found = {name: scaled_product(xq, wq, ACCUMULATORS[name]) for name in ("fp32", "hopper", "hopper-64")}
-    errors = {name: float((value - exact).norm() / exact.norm()) for name, value in found.items()}
+    products = {name: scaled_product(xq, wq, ACCUMULATORS[name]) for name in ("fp32", "hopper", "hopper-64")}
+    errors = {name: float((value - exact).norm() / exact.norm()) for name, value in products.items()}
     assert errors["fp32"] < 2**-21 and errors["fp32"] < errors["hopper-64"] <= errors["hopper"] < 2**-8
 
 

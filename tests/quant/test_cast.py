@@ -52,8 +52,8 @@ def test_a_tile_of_zeros_gives_exact_zeros(fmt, rule):
             x = data((150, 140))
             x[:128] = 0
             x[140, :] = 0
-            found = dequantize(quantize(x, cast))
-            assert not found[:128].any() and not found[140].any(), cast.text
+            decoded = dequantize(quantize(x, cast))
+            assert not decoded[:128].any() and not decoded[140].any(), cast.text
             assert not dequantize(quantize(torch.zeros(5, 7), cast)).any(), cast.text
 
 
@@ -65,7 +65,7 @@ def test_tiny_and_huge_tensors_keep_their_relative_error(fmt, rule, size):
     for cast in casts(fmt, rule):
         x = data((100, 200))
         moderate, extreme = (dequantize(quantize(x * s, cast)).double() / s for s in (1.0, size))
-        errors = [(found - x).norm() / x.norm() for found in (moderate, extreme)]
+        errors = [(decoded - x).norm() / x.norm() for decoded in (moderate, extreme)]
         assert torch.isfinite(extreme).all()
         assert errors[1] < 1.001 * errors[0] + 1e-6, cast.text  # by a power of two, so that all scales move alike
 
@@ -103,12 +103,12 @@ def test_the_largest_of_each_tile_takes_the_top_code(fmt):
 @pytest.mark.parametrize("tile", ODD_TILES, ids=lambda t: t.name)
 def test_a_scale_is_that_of_its_tile_and_ragged_edges_are_smaller_tiles(tile):
     x = data((200, 300))
-    (found, outer), (rows, cols) = scales_of(x, Cast(FORMATS["e4m3fn"], tile)), tile.grid(200, 300)
-    assert found.shape == (rows, cols) and outer is None
+    (scales, outer), (rows, cols) = scales_of(x, Cast(FORMATS["e4m3fn"], tile)), tile.grid(200, 300)
+    assert scales.shape == (rows, cols) and outer is None
     height, width = tile.rows or 200, tile.cols or 300
     for i, j in {(0, 0), (rows - 1, cols - 1), (rows // 2, cols // 2)}:
         part = x[i * height : (i + 1) * height, j * width : (j + 1) * width]
-        assert found[i, j] == part.abs().max() / 448
+        assert scales[i, j] == part.abs().max() / 448
 
 
 @pytest.mark.parametrize("fmt", FLOATS, ids=lambda f: f.name)
@@ -117,8 +117,8 @@ def test_saturating_ties_to_even_vectors_hold(fmt):
     assert vectors or fmt.name == "e3m4"  # the only format without vectors
     for vector in vectors:
         x = torch.tensor([int(vector["x_hex"], 16)], dtype=torch.int64).to(torch.uint32).view(torch.float32)
-        found, expected = to_grid(x.clamp(-fmt.max, fmt.max), fmt).item(), vector[fmt.name]
-        assert found == expected or (expected is None and found != found), vector
+        on_grid, expected = to_grid(x.clamp(-fmt.max, fmt.max), fmt).item(), vector[fmt.name]
+        assert on_grid == expected or (expected is None and on_grid != on_grid), vector
 
 
 @pytest.mark.parametrize("fmt", FLOATS, ids=lambda f: f.name)
@@ -138,35 +138,35 @@ RULE_KEYS = {"floor": "floor", "ceil": "ceil", "even": "even", "rceil": "rceil",
 def test_power_of_two_scales_are_the_reference_vectors(fmt, rule):
     for vector in REFERENCE["mx_scale_rules"][fmt]:
         amax = torch.tensor([int(vector["amax_hex"], 16)], dtype=torch.int64).to(torch.uint32).view(torch.float32)
-        found = scale_from_amax(amax, Cast(FORMATS[fmt], TILES["1x32"], RULES[rule]))
-        assert found.item() == 2.0 ** max(-127, vector[RULE_KEYS[rule]]), vector
+        scales = scale_from_amax(amax, Cast(FORMATS[fmt], TILES["1x32"], RULES[rule]))
+        assert scales.item() == 2.0 ** max(-127, vector[RULE_KEYS[rule]]), vector
 
 
 def test_what_mxfp8_does_to_448_under_each_rule():
     amax = torch.tensor([448.0])
-    found = {name: scale_from_amax(amax, parse_cast(f"e4m3fn/1x32/{name}")).item() for name in RULE_KEYS}
-    assert found == {"floor": 1.0, "ceil": 2.0, "even": 1.0, "rceil": 1.0, "onebit": 2.0}
+    scales = {name: scale_from_amax(amax, parse_cast(f"e4m3fn/1x32/{name}")).item() for name in RULE_KEYS}
+    assert scales == {"floor": 1.0, "ceil": 2.0, "even": 1.0, "rceil": 1.0, "onebit": 2.0}
 
 
 def test_round_up_scales_stay_within_e8m0():
     amax = torch.tensor([0.0, 1e-45, 2.0**-126, 3.4e38])
-    found = scale_from_amax(amax, parse_cast("e4m3fn/1x32/rceil"))
-    assert found.tolist() == [2.0**-127, 2.0**-127, 2.0**-127, 2.0**120]
+    scales = scale_from_amax(amax, parse_cast("e4m3fn/1x32/rceil"))
+    assert scales.tolist() == [2.0**-127, 2.0**-127, 2.0**-127, 2.0**120]
 
 
 def test_guards_keep_scales_off_zero_each_in_its_way():
     amax = torch.tensor([0.0, 1e-6, 1.0])
-    found = {
+    scales = {
         name: scale_from_amax(amax, parse_cast(f"e4m3fn/row/{name}")).tolist() for name in GUARDS if name != "exact"
     }
     of = [(torch.tensor(a) / 448).item() for a in (1e-10, 1e-6, 1e-4, 1e-12, 1.0)]
     least = torch.tensor(1 / (448 * 512)).item()
-    assert found["ct"] == [2.0**-23, of[1], of[4]]
-    assert found["vllm"] == [least, least, of[4]]
-    assert found["vllm-group"] == [of[0], of[1], of[4]]
-    assert found["deepgemm"] == [of[2], of[2], of[4]]
-    assert found["torchao"] == [of[3], of[1], of[4]]
-    assert found["te"] == [1.0, of[1], of[4]]
+    assert scales["ct"] == [2.0**-23, of[1], of[4]]
+    assert scales["vllm"] == [least, least, of[4]]
+    assert scales["vllm-group"] == [of[0], of[1], of[4]]
+    assert scales["deepgemm"] == [of[2], of[2], of[4]]
+    assert scales["torchao"] == [of[3], of[1], of[4]]
+    assert scales["te"] == [1.0, of[1], of[4]]
 
 
 def test_a_searched_scale_never_errs_more_than_the_plain_one():
@@ -224,6 +224,9 @@ def test_e4m3_is_blind_to_an_outlier_that_ruins_int8():
     for amax, formats in table.items():
         for name, expected in formats.items():
             cast = parse_cast(f"{FORMAT_TEXT.get(name, (name, ''))[0]}/tensor")
-            found = rounded(bulk, torch.tensor([[float(amax) / cast.format.max]]), cast)
-            assert decibels(bulk, (found - bulk).double()) == pytest.approx(expected["sqnr_db"], abs=0.02), (amax, name)
-            assert 100 * float((found == 0).float().mean()) == pytest.approx(expected["zero_pct"], abs=0.01)
+            decoded = rounded(bulk, torch.tensor([[float(amax) / cast.format.max]]), cast)
+            assert decibels(bulk, (decoded - bulk).double()) == pytest.approx(expected["sqnr_db"], abs=0.02), (
+                amax,
+                name,
+            )
+            assert 100 * float((decoded == 0).float().mean()) == pytest.approx(expected["zero_pct"], abs=0.01)

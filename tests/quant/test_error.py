@@ -27,19 +27,19 @@ def test_in_place_gives_the_round_trip_and_the_error_of_the_codes(text, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     x.view(-1)[0] = 2.0**-30
     cast, expected = parse_cast(text), round_trip(x, parse_cast(text))
-    told, q = error_of_cast(x, cast), quantize(x, cast)
+    cast_error, q = error_of_cast(x, cast), quantize(x, cast)
     error = (x.float() - quantize_values(x, cast)).double()
-    assert told.noise == pytest.approx(float(error.square().sum()), rel=1e-6, abs=1e-30)
-    assert told.signal == pytest.approx(float(x.double().square().sum()), rel=1e-6)
-    assert (told.elements, told.nonzero) == (x.numel(), int((x != 0).sum()))
+    assert cast_error.noise == pytest.approx(float(error.square().sum()), rel=1e-6, abs=1e-30)
+    assert cast_error.signal == pytest.approx(float(x.double().square().sum()), rel=1e-6)
+    assert (cast_error.elements, cast_error.nonzero) == (x.numel(), int((x != 0).sum()))
     spent = x.clone()
-    assert cast_in_place(x, cast) == told
+    assert cast_in_place(x, cast) == cast_error
     assert torch.equal(x, expected)
-    found, error = codes_in_place(spent, cast)
-    assert error == told
-    assert torch.equal(found.codes.view(torch.uint8), q.codes.view(torch.uint8))
-    assert torch.equal(found.factors, q.factors)
-    assert found.codes.data_ptr() == spent.data_ptr()
+    codes, error = codes_in_place(spent, cast)
+    assert error == cast_error
+    assert torch.equal(codes.codes.view(torch.uint8), q.codes.view(torch.uint8))
+    assert torch.equal(codes.factors, q.factors)
+    assert codes.codes.data_ptr() == spent.data_ptr()
 
 
 def quantize_values(x, cast):
@@ -48,8 +48,8 @@ def quantize_values(x, cast):
 
 def test_clipped_and_flushed_elements_are_counted():
     x = torch.tensor([[500.0, 448.0, 1.0, 2.0**-20, 0.0]])
-    found = cast_in_place(x, parse_cast("e4m3fn/tensor/unit"))
-    assert (found.clipped, found.flushed, found.nonzero) == (1, 1, 4)
+    error = cast_in_place(x, parse_cast("e4m3fn/tensor/unit"))
+    assert (error.clipped, error.flushed, error.nonzero) == (1, 1, 4)
     assert CastError().sqnr_db is None and CastError().relative_error == 0.0
 
 
@@ -130,11 +130,11 @@ def test_the_error_of_a_weight_is_the_same_at_every_magnitude(exponent, text):
     """Squares of 1e-22 or 1e19 are none in float32. Below 2^-120 the scales are subnormal, and lose bits themselves."""
     cast = parse_cast(text)
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16().float()
-    plain, found = error_of_cast(x, cast), error_of_cast(torch.ldexp(x, torch.tensor(exponent)), cast)
+    plain, scaled = error_of_cast(x, cast), error_of_cast(torch.ldexp(x, torch.tensor(exponent)), cast)
     if exponent > -110:
-        assert found.sqnr_db == plain.sqnr_db and found.relative_error == plain.relative_error
+        assert scaled.sqnr_db == plain.sqnr_db and scaled.relative_error == plain.relative_error
     else:
-        assert found.signal > 0 and found.noise > 0
+        assert scaled.signal > 0 and scaled.noise > 0
 
 
 def test_the_profile_of_a_tensor_has_its_rms_at_every_magnitude():

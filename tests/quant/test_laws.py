@@ -92,10 +92,10 @@ def test_the_error_is_at_most_half_a_step_and_what_is_beyond_the_range_takes_the
     for cast in casts(fmt, rule):
         q = quantize(x, cast)
         scaled = x.double() / spread(q.factors, cast.tile, *x.shape).double()
-        found, rounding = decode(q.codes, fmt).double(), scaled.abs() * QUOTIENT
+        decoded, rounding = decode(q.codes, fmt).double(), scaled.abs() * QUOTIENT
         within = scaled.abs() - rounding <= fmt.max
-        assert ((found - scaled).abs() <= step(scaled, fmt) / 2 + rounding)[within].all(), cast.text
-        assert torch.equal(found[~within], (scaled.sign() * fmt.max)[~within]), cast.text
+        assert ((decoded - scaled).abs() <= step(scaled, fmt) / 2 + rounding)[within].all(), cast.text
+        assert torch.equal(decoded[~within], (scaled.sign() * fmt.max)[~within]), cast.text
 
 
 @every_pair

@@ -24,10 +24,10 @@ def test_the_native_product_is_that_of_the_decoded_codes_to_bf16_rounding(text, 
     x, w = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
     xq, wq = codes_of(x, recipe.activations), quantize(w, recipe.weights)
     exact = dequantize(xq).double() @ dequantize(wq).double().T
-    found = multiply(xq, wq, native_path(recipe, n, k, CPU).kernel, torch.bfloat16)
-    assert found.dtype == torch.bfloat16
+    product = multiply(xq, wq, native_path(recipe, n, k, CPU).kernel, torch.bfloat16)
+    assert product.dtype == torch.bfloat16
     sizes = dequantize(xq).double().abs() @ dequantize(wq).double().abs().T  # float32 sums err relative to these
-    assert ((found.double() - exact).abs() <= exact.abs() * 2**-8 + sizes * 2**-20).all()
+    assert ((product.double() - exact).abs() <= exact.abs() * 2**-8 + sizes * 2**-20).all()
 
 
 def test_native_and_emulated_activations_have_the_same_codes():

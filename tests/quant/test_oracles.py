@@ -121,8 +121,8 @@ def filled(x, rows, cols):
     return pad(x, (0, -x.shape[1] % cols, 0, -x.shape[0] % rows))
 
 
-def assert_equal(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+def assert_equal(values, theirs):
+    torch.testing.assert_close(values, theirs, rtol=0, atol=0)
 
 
 def assert_equal_but_for_near_ties(q, theirs, x):
@@ -185,8 +185,8 @@ def test_int8_codes_are_gfloats_mxint8_elements():
 def test_every_code_decodes_to_ml_dtypes_value(fmt):
     every = np.arange(1 << fmt.bits, dtype=np.uint8)
     expected = torch.from_numpy(every.view(getattr(ml_dtypes, ML_DTYPES[fmt.name])).astype(np.float32))
-    found = decode(torch.from_numpy(every).view(DTYPES.get(fmt.name, torch.uint8)), fmt)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    decoded = decode(torch.from_numpy(every).view(DTYPES.get(fmt.name, torch.uint8)), fmt)
+    torch.testing.assert_close(decoded, expected, rtol=0, atol=0, equal_nan=True)
 
 
 # --- MX blocks ---
@@ -202,9 +202,9 @@ def test_ocp_blocks_are_gfloats_scale_byte_and_codes(fmt, name):
         row, col = divmod(tile, q.scales.shape[1])
         scale = compute_scale_amax(fmt.max_exponent, block)
         scale_code, *elements = encode_block(block_format, scale, block / scale)
-        ours = codes(q.codes[row, 32 * col : 32 * col + 32]).tolist()
+        own_codes = codes(q.codes[row, 32 * col : 32 * col + 32]).tolist()
         assert q.scales[row, col].item() == 2.0 ** (int(scale_code) - 127)
-        assert ours == [int(code) for code in elements[: len(ours)]]
+        assert own_codes == [int(code) for code in elements[: len(own_codes)]]
 
 
 @every_data
@@ -240,13 +240,13 @@ def test_mx_is_torchaos_at_every_boundary_but_for_its_log2_and_its_smallest_scal
     x = amax[:, None] * torch.linspace(-1, 1, 32)
     q = quantize(x, Cast(fmt, TILES["1x32"], RULES[rule]))
     theirs, elements = to_mx(x, TORCHAO_MX[fmt.name], 32, ScaleCalculationMode(rule))
-    ours, theirs = q.scales[:, 0], theirs.float()[:, 0]
-    differ = ours != theirs
+    scales, theirs = q.scales[:, 0], theirs.float()[:, 0]
+    differ = scales != theirs
     assert differ.any() == (rule == "rceil")
-    assert (ours == 2 * theirs)[differ].all()
+    assert (scales == 2 * theirs)[differ].all()
     above = amax.double() / fmt.max / theirs.double()  # how far their scale lies below the quotient
     assert ((above > 1) & (above < 1 + 2**-16))[differ].all()
-    same = ~differ & (ours > 2.0**-127)
+    same = ~differ & (scales > 2.0**-127)
     assert_equal(codes(pack(q.codes, fmt) if fmt.bits == 4 else q.codes)[same], codes(elements)[same])
 
 
@@ -360,8 +360,8 @@ def test_nvfp4_is_compressed_tensors_but_for_ties_of_its_inverse_outer_scale(nam
 
 def to_codes(values, fmt):
     """Codes of values on the grid, by ml_dtypes."""
-    found = values.numpy().astype(getattr(ml_dtypes, ML_DTYPES[fmt.name]))
-    return torch.from_numpy(found.view(np.uint8))
+    encoded = values.numpy().astype(getattr(ml_dtypes, ML_DTYPES[fmt.name]))
+    return torch.from_numpy(encoded.view(np.uint8))
 
 
 def test_compressed_tensors_rounds_scales_to_the_tensors_own_dtype_and_ours_stay_float32():

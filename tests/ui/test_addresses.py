@@ -54,7 +54,7 @@ def test_every_page_is_drawn_whatever_its_address_says(page: str, ids: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("page", "name", "value", "said"),
+    ("page", "name", "value", "sentence"),
     [
         ("leaderboard", "budget", "", "budget=, which is not one of the choices"),
         ("leaderboard", "limit", "nan", "limit=nan, which is not a number from 0.0 to 10.0"),
@@ -73,12 +73,14 @@ def test_every_page_is_drawn_whatever_its_address_says(page: str, ids: dict[str,
     ],
 )
 def test_a_value_that_cannot_be_is_left_out_and_said_in_one_line(
-    page: str, name: str, value: str, said: str, ids: dict[str, str]
+    page: str, name: str, value: str, sentence: str, ids: dict[str, str]
 ) -> None:
     query = {"runs": f"{ids['FP8_BLOCK']},{ids['INT8']}"} if page == "compare" else {}
     app = opened(page, **query, **{name: value})
     assert drawn(app) and name not in app.query_params
-    (line,) = [warning.value.replace("\\", "") for warning in app.warning if said in warning.value.replace("\\", "")]
+    (line,) = [
+        warning.value.replace("\\", "") for warning in app.warning if sentence in warning.value.replace("\\", "")
+    ]
     assert "\n" not in line
 
 
@@ -91,8 +93,8 @@ def test_one_unknown_run_hides_no_other(ids: dict[str, str]) -> None:
 
 
 def test_markup_in_an_address_is_shown_letter_for_letter(ids: dict[str, str]) -> None:
-    said = [warning.value for warning in opened("runs", state="<b>*x*</b>").warning]
-    assert any("\\<b\\>\\*x\\*\\<\\/b\\>" in text for text in said)
+    warnings = [warning.value for warning in opened("runs", state="<b>*x*</b>").warning]
+    assert any("\\<b\\>\\*x\\*\\<\\/b\\>" in text for text in warnings)
 
 
 def test_only_one_file_reads_addresses() -> None:

@@ -36,9 +36,9 @@ SPEED, SIZE = METRICS["gemm_speedup"], METRICS["model_bytes"]
 
 def standing(name: str = "FP8_DYNAMIC", **values: object) -> Standing:
     """A finished row."""
-    known = {"kld": 0.03, "gemm_speedup": 1.5, "model_bytes": 1.6e8, "bits_per_weight": 8.05} | values
+    numbers = {"kld": 0.03, "gemm_speedup": 1.5, "model_bytes": 1.6e8, "bits_per_weight": 8.05} | values
     row = Standing(name, "demo", PRESETS[name].text, name, "finished", "ada", "native", "H200")
-    return dataclasses.replace(row, **known)  # type: ignore[arg-type]
+    return dataclasses.replace(row, **numbers)  # type: ignore[arg-type]
 
 
 def drawn(figure: object) -> list[object]:
@@ -189,9 +189,9 @@ def test_the_noise_floor_is_a_line_where_it_is_in_sight_and_said_where_it_is_not
     far = [standing(kld=0.03, kld_noise_floor=0.0001)]
     for rows, lines, text in ((near, 1, "0.0200 nats"), (far, 0, "0.000100 nats ↓"), ([standing()], 0, "")):
         figure = quality_scatter(rows, SIZE, front=[], intervals={})
-        said = [a.text for a in figure.layout.annotations if a.text.startswith("BF16 against float32")]
+        texts = [a.text for a in figure.layout.annotations if a.text.startswith("BF16 against float32")]
         level = [shape for shape in figure.layout.shapes if shape.y0 == shape.y1 and shape.y0 not in (0, 1)]
-        assert len(level) == lines and (said == [f"BF16 against float32: {text}"] if text else not said)
+        assert len(level) == lines and (texts == [f"BF16 against float32: {text}"] if text else not texts)
     windows = [Window(i, 511, 3.0, 3.0, 0.02 + 0.001 * i, 0.9) for i in range(8)]
     for field, lines in (("kld", 1), ("nll", 0)):
         figure = window_differences({"a": windows}, {"a": look("w=int8/row", "native")}, field, 0.021)

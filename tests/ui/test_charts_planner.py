@@ -20,9 +20,9 @@ def plans(model, devices):
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V3"])
 @pytest.mark.parametrize("tokens", [1, 64, 8192])
 def test_every_product_lies_on_or_under_its_recipes_roof(model, tokens):
-    found = plans(model, 8)
-    peaks = {name: plan.product.tflops * 8 for name, plan in found.items()}
-    figure = roofline(peaks, {name: plan.gemms(tokens) for name, plan in found.items()}, LOOKS, 7.7 * 8)
+    planned = plans(model, 8)
+    peaks = {name: plan.product.tflops * 8 for name, plan in planned.items()}
+    figure = roofline(peaks, {name: plan.gemms(tokens) for name, plan in planned.items()}, LOOKS, 7.7 * 8)
     for name in NAMES:
         points = next(t for t in figure.data if t.name == name)
         for x, y in zip(points.x, points.y, strict=True):
@@ -31,9 +31,9 @@ def test_every_product_lies_on_or_under_its_recipes_roof(model, tokens):
 
 
 def test_lines_end_at_the_largest_batch_and_are_named():
-    found = plans("Llama-3.1-8B", 1)
-    rooms = {name: plan.largest_batch(4096) for name, plan in found.items()}
-    figure = throughput({name: list(curve(p, 4096, rooms[name])) for name, p in found.items()}, LOOKS, 32)
+    planned = plans("Llama-3.1-8B", 1)
+    rooms = {name: plan.largest_batch(4096) for name, plan in planned.items()}
+    figure = throughput({name: list(curve(p, 4096, rooms[name])) for name, p in planned.items()}, LOOKS, 32)
     assert {t.name: max(t.x) for t in figure.data} == rooms
 
 

@@ -238,8 +238,8 @@ def test_a_runs_page_lists_the_divergence_of_its_tokens(store: Store, ids: dict[
     rows = [Measurement(name, value, "nats", "", "m", "emulated", label) for name, (label, value) in numbers.items()]
     labels = ["minimum", "0.1 %", "25 %", "median", "75 %", "99.9 %", "maximum"]
     for name, left_out in (("kld", ("25 %", "75 %")), ("kld_reverse", ("25 %", "75 %")), ("delta_p", ())):
-        found = [label for label in labels if label not in left_out]
-        rows += [Measurement(f"{name}_tokens", 0.1, "nats", "", "m", "emulated", label) for label in found]
+        kept = [label for label in labels if label not in left_out]
+        rows += [Measurement(f"{name}_tokens", 0.1, "nats", "", "m", "emulated", label) for label in kept]
     with store.session() as session:
         for row in rows:
             session.execute(insert(MeasurementTable).values(row_values(run, "perplexity", row)))
@@ -501,8 +501,8 @@ def test_a_comparison_says_who_leads_and_what_ties(ids: dict[str, str]) -> None:
 
 def traces(app: AppTest, key: str) -> list[dict[str, Any]]:
     """What a figure draws, as its page sent it to the browser."""
-    (found,) = (chart for chart in app.get("plotly_chart") if chart.proto.id.endswith(f"-{key}"))
-    drawn: list[dict[str, Any]] = json.loads(found.proto.spec)["data"]
+    (figure,) = (chart for chart in app.get("plotly_chart") if chart.proto.id.endswith(f"-{key}"))
+    drawn: list[dict[str, Any]] = json.loads(figure.proto.spec)["data"]
     return drawn
 
 

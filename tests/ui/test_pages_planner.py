@@ -89,8 +89,8 @@ def test_a_wrong_recipe_in_the_address_is_left_out_and_said_in_one_line():
 def test_a_pasted_config_is_planned_and_a_wrong_one_is_one_sentence():
     config = json.dumps(CONFIGS["Qwen3-8B"][0])
     app = opened("planner", model=PASTED, config=config)
-    ours, named = (re.sub(r"^.*? in ", "", a.title[0].value) for a in (app, opened("planner", model="Qwen3-8B")))
-    assert ours == named
+    pasted, named = (re.sub(r"^.*? in ", "", a.title[0].value) for a in (app, opened("planner", model="Qwen3-8B")))
+    assert pasted == named
     for text in ("{}", "nonsense", '{"model_type": "<b>"}', "[" * 9999):
         app = opened("planner", model=PASTED, config=text)
         assert len(app.error) == 1 and not app.exception
@@ -152,8 +152,8 @@ def test_a_speed_of_ones_own_needs_no_plan_that_fits():
 def table(app, first):
     """The rows of the table whose first column is so called."""
     tables = [m.value.replace("\\", "") for m in app.markdown if m.value.startswith("|")]
-    (found,) = (text for text in tables if text.split("|")[1].strip() == first)
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
+    (shown,) = (text for text in tables if text.split("|")[1].strip() == first)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()[2:]]
 
 
 def cost(app):

@@ -32,7 +32,7 @@ def pages(**_metadata: Any) -> dict[str, Dataset]:
     return {"test": Dataset.from_list([{"page": page} for page in pydocs_pages()])}
 
 
-def found(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+def score(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     """1.0 where the number is contained in the answer."""
     return {"needle": float(doc["expected"] in results[0])}
 
