@@ -45,6 +45,7 @@ from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
 from fp8dash.model.export import check_stored, export
 from fp8dash.model.fit import check_fit
 from fp8dash.model.head import full_head
+from fp8dash.model.hub import commit_of
 from fp8dash.model.load import LoadedModel, check_tokens, find_device, load, locate, torch_device
 from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
@@ -377,6 +378,7 @@ def _provenance(bench: Bench, loaded: LoadedModel, corpus: Corpus) -> dict[str, 
     """Facts stored with a run's numbers."""
     return {
         "model_hash": loaded.content_hash,
+        **({"revision": commit} if (commit := commit_of(loaded.folder)) else {}),
         "corpus_hash": corpus.content_hash,
         "corpus_origin": corpus.origin,
         "device": bench.device.label,

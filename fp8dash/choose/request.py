@@ -16,6 +16,7 @@ from fp8dash.choose.limits import LIMITS, Limits, choice, choices, line, lines, 
 from fp8dash.choose.mixed import GRANULARITIES, HALF, parse_budget
 from fp8dash.choose.models.checkpoint import refuse_no_checkpoint
 from fp8dash.choose.models.fit import refuse_misfit
+from fp8dash.choose.models.hub_id import hub_id
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS, MOST_REPEATS, check_needles
 from fp8dash.choose.presets import recipe_from
 from fp8dash.choose.recipe import BASELINE_TEXT, Recipe
@@ -46,7 +47,6 @@ TASK_PRECISIONS = {
     "float32": "log-probabilities in float32: small differences survive",
 }
 
-HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
 TASK = re.compile(r"[\w.+()-]+")
 
@@ -230,10 +230,10 @@ class Request:
         """Where model, texts and device are: nothing that depends on the folder that somebody happens to be in."""
         if not self.model.strip():
             raise InvalidChoice("No model is given: choose “demo”, a local folder or a Hub id.")
-        if not (self.model in MODELS or is_whole_path(self.model) or HUB_ID.fullmatch(self.model)):
+        if not (self.model in MODELS or is_whole_path(self.model) or hub_id(self.model)):
             raise InvalidChoice(
                 f"“{shown(self.model)}” is not a model: choose “demo”, the whole path of a folder, from /, or a Hub "
-                "id like org/name."
+                "id like org/name or org/name@revision."
             )
         if not self.corpus.strip():
             raise InvalidChoice("No corpus is given: choose “pydocs” or the path of a UTF-8 text file.")

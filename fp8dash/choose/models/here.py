@@ -7,8 +7,9 @@ from fp8dash.choose.architecture import read_config
 from fp8dash.choose.catalog import CORPORA, MODELS, shape_from_architecture
 from fp8dash.choose.limits import shown
 from fp8dash.choose.models.fit import refuse_misfit_of_shape
+from fp8dash.choose.models.hub_id import hub_id
 from fp8dash.choose.recipe import parse_recipe
-from fp8dash.choose.request import HUB_ID, Request, is_whole_path
+from fp8dash.choose.request import Request, is_whole_path
 from fp8dash.errors import InvalidChoice
 
 LARGEST_CONFIG = 1_000_000  # bytes
@@ -23,7 +24,7 @@ def whole_place(what: str, given: str) -> str:
         return given
     if is_here(given):
         return os.path.abspath(Path(given).expanduser())
-    if is_whole_path(given) or (what == "model" and HUB_ID.fullmatch(given)):
+    if is_whole_path(given) or (what == "model" and hub_id(given)):
         return given
     raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its full path.")
 

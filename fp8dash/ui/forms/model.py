@@ -8,7 +8,7 @@ from fp8dash.ui.forms.fields import Names
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 FILE = "A text file …"
-EXAMPLES = {FOLDER: "/models/Llama-3.1-8B", HUB: "org/name"}
+EXAMPLES = {FOLDER: "/models/Llama-3.1-8B", HUB: "org/name or org/name@revision"}
 HELP = {
     FOLDER: "Hugging Face layout: config.json and safetensors, on the worker.",
     HUB: "The worker downloads it. Size and coverage are known after the first run that casts its weights.",
