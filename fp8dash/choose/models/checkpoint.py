@@ -16,6 +16,7 @@ from fp8dash.errors import InvalidChoice
 
 MIXED = "mixed-precision"
 INT, FLOAT = "int", "float"
+KV_STRATEGIES = {"tensor": "tensor", "head": "attn_head"}  # by who shares a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def kv_scheme_of(kv: KvCast | None) -> dict[str, Any] | None:
         raise _refused(f"kv={kv.text}", "a KV scheme of 8 bits is E4M3FN", "kv=e4m3fn/tensor/static")
     if kv.scale != "static":  # engines that find no scales take 1.0, and some compute them as they go
         return None
-    strategy = {"tensor": "tensor", "head": "attn_head"}[kv.share]
+    strategy = KV_STRATEGIES[kv.share]
     return _args(FLOAT, 8, strategy=strategy, dynamic=False)
 
 
