@@ -52,14 +52,14 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 def pages() -> dict[str, float]:
     """Median milliseconds of each page at each size, and of a page with a title alone: the unit."""
-    ratios = {"page.bare.ms": _median_ms(_bare, {})}
+    milliseconds = {"page.bare.ms": _median_ms(_bare, {})}
     for size, count in SIZES.items():
         with tempfile.TemporaryDirectory() as folder, _installed(Path(folder)):
             start = time.perf_counter()
             ids = build(Path(folder), count)
             print(f"{count:,} runs built in {time.perf_counter() - start:.0f} s", file=sys.stderr)
-            ratios |= {f"page.{name}.ms_{size}": ms for name, ms in _timed(ids)}
-    return ratios
+            milliseconds |= {f"page.{name}.ms_{size}": ms for name, ms in _timed(ids)}
+    return milliseconds
 
 
 def build(folder: Path, count: int) -> list[str]:
@@ -219,19 +219,19 @@ def _rows(connection: sqlite3.Connection, ids: Sequence[str], rng: np.random.Gen
              "bits_per_weight", "model_bytes", "coverage", "weight_sqnr_db")  # fmt: skip
     stands = connection.execute(f"SELECT run_id, backend, kld, {', '.join(names)} FROM standing ORDER BY run_id")
     own = set(ids)
-    stands_here = [row for row in stands if row[0] in own]
+    standings = [row for row in stands if row[0] in own]
     _insert(connection, "stage", ("run_id", "stage", "seconds", "finished_at"),
             ((run_id, stage, 5.0, _time(1)) for run_id in ids for stage in STAGES))  # fmt: skip
     measured = ("run_id", "stage", "name", "value", "unit", "better", "method", "backend", "label", "note")
     _insert(connection, "measurement", measured, (
         (run_id, "perplexity", name, value, "nats", "lower", "kld/1", backend, "", "")
-        for run_id, backend, _, *values in stands_here for name, value in zip(names, values, strict=True)
+        for run_id, backend, _, *values in standings for name, value in zip(names, values, strict=True)
     ))  # fmt: skip
     lifts = np.exp(rng.normal(0, 0.1, (len(ids), WINDOWS)))
     lifts /= lifts.mean(axis=1, keepdims=True)
     _insert(connection, "window_score", ("run_id", "stage", "index", "tokens", "nll", "baseline_nll", "kld", "top1"), (
         (run_id, "perplexity", w, 511, 2.5 + kld * lift / 2, 2.5, kld * lift, 0.9)
-        for (run_id, _, kld, *_), row in zip(stands_here, lifts.tolist(), strict=True) for w, lift in enumerate(row)
+        for (run_id, _, kld, *_), row in zip(standings, lifts.tolist(), strict=True) for w, lift in enumerate(row)
     ))  # fmt: skip
     cells = ("run_id", "stage", "length", "depth", "score", "prompt_tokens", "expected", "answer")
     _insert(connection, "needle_cell", cells, (

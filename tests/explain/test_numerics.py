@@ -29,11 +29,11 @@ def data(shape: tuple[int, int], size: float = 1.0) -> np.ndarray:
 
 def same(x: np.ndarray, cast: Cast) -> None:
     """Both implementations agree on every bit of codes, scales and values."""
-    shown, cast_codes = numerics.quantize(x, cast), torch_cast.quantize(torch.from_numpy(x), cast)
-    codes = cast_codes.codes.view(torch.uint8).numpy() & ((1 << cast.format.bits) - 1)
-    np.testing.assert_array_equal(shown.scales, cast_codes.scales.numpy(), cast.text)
-    np.testing.assert_array_equal(shown.codes, codes, cast.text)
-    np.testing.assert_array_equal(shown.values, torch_cast.dequantize(cast_codes).numpy(), cast.text)
+    in_numpy, in_torch = numerics.quantize(x, cast), torch_cast.quantize(torch.from_numpy(x), cast)
+    codes = in_torch.codes.view(torch.uint8).numpy() & ((1 << cast.format.bits) - 1)
+    np.testing.assert_array_equal(in_numpy.scales, in_torch.scales.numpy(), cast.text)
+    np.testing.assert_array_equal(in_numpy.codes, codes, cast.text)
+    np.testing.assert_array_equal(in_numpy.values, torch_cast.dequantize(in_torch).numpy(), cast.text)
 
 
 @every_pair

@@ -103,10 +103,10 @@ def test_float32_log_probabilities_are_lm_evals_own_option_and_recorded(loaded, 
     values, _ = scored(loaded, ["boats_ppl"], folder, precision="float32")
     plain, _ = scored(loaded, ["boats_ppl"], folder)
     theirs = lm_eval_itself(tiny, ["boats_ppl"], folder, softmax_dtype="float32")["results"]["boats_ppl"]
-    loss, rounded = values["boats_ppl", "task_bits_per_byte"], plain["boats_ppl", "task_bits_per_byte"]
-    assert loss.value == pytest.approx(theirs["bits_per_byte,none"], rel=1e-6)
-    assert loss.value == pytest.approx(rounded.value, rel=2**-8) and loss.value != rounded.value
-    assert "log-probabilities in float32" in loss.method and "log-probabilities in bfloat16" in rounded.method
+    bits_per_byte, rounded = values["boats_ppl", "task_bits_per_byte"], plain["boats_ppl", "task_bits_per_byte"]
+    assert bits_per_byte.value == pytest.approx(theirs["bits_per_byte,none"], rel=1e-6)
+    assert bits_per_byte.value == pytest.approx(rounded.value, rel=2**-8) and bits_per_byte.value != rounded.value
+    assert "log-probabilities in float32" in bits_per_byte.method and "log-probabilities in bfloat16" in rounded.method
 
 
 def test_choices_come_with_shots_standard_errors_and_a_score_for_each_document(loaded, tiny, folder):

@@ -248,10 +248,10 @@ def made(tiny, corpus_file, tmp_path_factory):
 @pytest.fixture
 def installed(made, monkeypatch):
     """The installation, for the pages."""
-    folder, *parts = made
+    folder, store, run_id, results = made
     monkeypatch.setenv("FP8DASH_DATA_DIR", str(folder))
     monkeypatch.delenv("FP8DASH_DATABASE_URL", raising=False)
-    yield parts
+    yield store, run_id, results
     st.cache_resource.clear()  # it holds this test's store
 
 

@@ -94,9 +94,9 @@ def test_replaying_the_blocks_before_the_first_cast_one_changes_no_bit(loaded, w
 
 def test_blocks_that_tell_each_other_more_than_they_return_are_all_run(loaded, windows, baseline):
     first, second = loaded.model.model.layers
-    messages = []
-    first.register_forward_hook(lambda _m, _x, out: messages.append(out.mean()) or None)
-    second.register_forward_hook(lambda _m, _x, out: out + messages.pop() if messages else out)
+    means = []
+    first.register_forward_hook(lambda _m, _x, out: means.append(out.mean()) or None)
+    second.register_forward_hook(lambda _m, _x, out: out + means.pop() if means else out)
     probe = Probe(loaded.model, loaded.model.lm_head, windows, baseline, RECIPE)
     probe.keep_outputs()
     assert probe.blocks == []

@@ -211,15 +211,15 @@ def test_a_calibrated_run_records_its_text_its_scales_and_what_was_clipped(tiny,
 
 
 def test_keys_and_values_are_cast_by_calibrated_scales(tiny, corpus_file, tmp_path):
-    outputs = {}
+    klds = {}
     for share in ("tensor", "head"):
         request = Request.of(model=str(tiny), recipe=f"kv=e4m3fn/{share}/static", corpus=str(corpus_file), **SMALL)
         rows = [
             row for result in run(request, tmp_path).values() for row in result.rows if isinstance(row, Measurement)
         ]
         assert sum(row.name == "kv_scale" for row in rows) == 4
-        outputs[share] = next(row.value for row in rows if row.name == "kld")
-    assert min(outputs.values()) > 0 and outputs["head"] != outputs["tensor"]
+        klds[share] = next(row.value for row in rows if row.name == "kld")
+    assert min(klds.values()) > 0 and klds["head"] != klds["tensor"]
 
 
 def test_fixed_scales_of_keys_are_amax_over_the_calibration_text(loaded):
