@@ -19,13 +19,13 @@ demo: $(VENV)/app
 run: $(VENV)/app
 	$(BIN)/fp8dash up --port $(PORT)
 
-# The real model, and what drives workers, kills and browsers, come second, with the machine to themselves.
+# The real model, and what drives workers, kills and browsers, come second: mostly they wait for each other.
 test: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --ignore=tests/e2e --ignore=tests/jobs --ignore=tests/test_demo.py
-	$(BIN)/pytest tests/test_demo.py tests/jobs tests/e2e
+	$(BIN)/pytest -n 2 --dist loadfile tests/test_demo.py tests/jobs tests/e2e
 
 bench: $(VENV)/dev
 	$(BIN)/python -m tests.bench

@@ -32,7 +32,8 @@ class Weights:
     k: int
     count: int = 1
     modules: tuple[str, ...] = ()  # their names, where they are known: what patterns are matched with
-    fixed: bool = False  # no recipe casts them: routers, biases, stacked experts
+    fixed: bool = False  # no recipe casts them: routers, biases, convolutions
+    tied: bool = False  # an embedding that is the head too
 
     @property
     def parameters(self) -> int:
@@ -62,7 +63,11 @@ class ModelShape:
 
     weights: tuple[Weights, ...]
     context: int
-    tied: bool = False
+
+    @property
+    def tied(self) -> bool:
+        """True where the head reads the embedding."""
+        return any(w.tied for w in self.weights)
 
     @property
     def parameters(self) -> int:
@@ -130,13 +135,14 @@ def shape_from_architecture(model: Architecture) -> ModelShape:
         group = ROUTER if linear.router else group_of(linear.name)
         is_fixed = linear.router or is_routed_expert(linear.name)
         weights.append(Weights(group, linear.n, linear.k, len(names) * linear.copies, names, is_fixed))
-    weights.append(Weights(EMBEDDING, model.vocabulary, model.hidden, modules=("model.embed_tokens",)))
+    table = Weights(EMBEDDING, model.vocabulary, model.hidden, modules=("model.embed_tokens",), tied=model.tied)
+    weights.append(table)
     norms = [f"model.layers.{layer}.{name}" for layer in range(model.layers) for name in NORMS] + ["model.norm"]
     weights.append(Weights(NORM, 1, model.hidden, len(norms), tuple(norms)))
     others = model.vectors - model.hidden * len(norms)  # biases, and norms of queries and keys
     weights += [Weights(OTHER, 1, others, fixed=True)] if others else []
     weights += [] if model.tied else [Weights(HEAD, model.vocabulary, model.hidden, modules=("lm_head",))]
-    return ModelShape(tuple(weights), model.context, model.tied)
+    return ModelShape(tuple(weights), model.context)
 
 
 def shape_of(model: str) -> ModelShape | None:
@@ -175,10 +181,9 @@ def estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
 
 def _stored(recipe: Recipe, shape: ModelShape) -> list[Weights]:
     """What a cast model stores: casting an embedding or its tied head leaves two tensors of what was one."""
-    tables = [w for w in shape.weights if w.group == EMBEDDING]
-    table = max(tables, key=lambda w: w.parameters, default=None)  # of words rather than of positions
-    if not shape.tied or table is None:
+    table = next((w for w in shape.weights if w.tied), None)
+    if table is None:
         return list(shape.weights)
-    head = replace(table, group=HEAD, modules=("lm_head",))
+    head = replace(table, group=HEAD, modules=("lm_head",), tied=False)
     is_untied = table.cast(recipe, "".join(table.modules[:1])) or head.cast(recipe, "lm_head")
     return [*shape.weights, head] if is_untied else list(shape.weights)

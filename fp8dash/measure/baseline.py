@@ -31,6 +31,7 @@ from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import TOP, Comparer, Predictions, predictions_by
 from fp8dash.measure.kept import name_of
 from fp8dash.model.float32 import in_float32
+from fp8dash.model.head import body_of
 from fp8dash.quant.kv_cache import quantized_cache
 
 FORMAT = "hidden states with peaks, sums, the five likeliest and the float32 floor, v2"
@@ -119,7 +120,7 @@ def hidden_states(model: Any, ids: Tensor, kv: KvCast | None = None) -> Tensor:
     """
     ids = ids.to(model.device)
     path = {"use_cache": True, "cache": quantized_cache(model, kv)} if kv else {"use_cache": False}
-    states: Tensor = model.base_model(input_ids=ids, **path).last_hidden_state
+    states: Tensor = body_of(model)(input_ids=ids, **path).last_hidden_state
     return states[0, :-1]
 
 

@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicCache, StaticCache
 from fp8dash.choose.records import BASELINE, HIGHER, LOWER, NATIVE, Better, Measurement, Progress, RanBy
 from fp8dash.errors import ModelError
 from fp8dash.measure.nvml import energy_joules
+from fp8dash.model.probe import first_line
 
 METHOD = "greedy loop over the model, random token ids, v1"
 TIMED = (BASELINE, NATIVE)  # backends whose times mean something
@@ -76,12 +77,23 @@ def prompts(vocabulary: int, batch: int, length: int, seed: int) -> Tensor:
     return torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+def _warmed(session: "Session", model: Any) -> str:
+    """How steps are made; raises ModelError for a model that has no use for transformers' cache."""
+    try:
+        return session.warm()
+    except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be decoded through a cache here ({first_line(error)}): leave out the "
+            "measure decode."
+        ) from error
+
+
 @torch.no_grad()
 def timed(model: Any, ids: Tensor) -> Timing:
     """The passes over prompts [batch, length] on the model's device, after one short pass that is not counted."""
     where: torch.device = model.device
     session = Session(model, ids.to(where))
-    timing = Timing(how=session.warm())
+    timing = Timing(how=_warmed(session, model))
     end = time.perf_counter() + BUDGET_S
     while not timing.first or (len(timing.first) < PASSES and time.perf_counter() < end):
         _wait(where)

@@ -24,7 +24,7 @@ from fp8dash.choose.records import ARITHMETIC, BASELINE, HIGHER, LOWER, NEITHER,
 from fp8dash.errors import NotFinite
 from fp8dash.measure.divergence import Comparer, predictions_by
 from fp8dash.measure.kept import keep, kept, name_of
-from fp8dash.model.head import full_head
+from fp8dash.model.head import body_of, full_head
 from fp8dash.model.reading import CHUNK, empty_cache, read_chunks
 from fp8dash.quant.kv_cache import quantized_cache
 from fp8dash.stats import paired_difference
@@ -66,7 +66,7 @@ def kv_memory(model: Any, kv: KvCast, tokens: int) -> Iterator[Measurement]:
     one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     cache, plain = quantized_cache(model, kv), DynamicCache(config=model.config)
     for held in (cache, plain):
-        model.base_model(input_ids=one, use_cache=True, cache=held)
+        body_of(model)(input_ids=one, use_cache=True, cache=held)
     codes, whole = _bytes(cache, "keys", "values"), _bytes(plain, "keys", "values")
     scales = _bytes(cache, "key_scales", "value_scales")
     each = codes + (scales if kv.share == "token" else scales / tokens)  # otherwise an update has one set of them

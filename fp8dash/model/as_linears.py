@@ -18,6 +18,8 @@ from transformers.pytorch_utils import Conv1D
 from fp8dash.model.head import TOKENS
 
 STACKED = 3  # dimensions
+ROUNDING = 2**-7  # of bfloat16, relative
+WEIGHT = "weight"  # of a module that holds nothing but a stack
 GATE_UP, GATE, UP = "gate_up_proj", "gate_proj", "up_proj"  # fused when loaded, two matrices in checkpoints
 PRODUCTS = {F.linear: "linear", torch.bmm: "bmm", Tensor.bmm: "bmm"} | dict.fromkeys(
     (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), "matmul"
@@ -40,6 +42,8 @@ def make_linears(model: Any) -> None:
     for name, module in list(model.named_modules()):
         if isinstance(module, Conv1D):
             model.set_submodule(name, _linear(nn.Linear, module.weight.T.contiguous(), module.bias))
+        elif isinstance(module, nn.Linear) and _is_linear_by_another_name(module):
+            model.set_submodule(name, _linear(nn.Linear, module.weight, module.bias))
     stacks = [
         (module, key, parameter)
         for module in model.modules()
@@ -54,6 +58,22 @@ def make_linears(model: Any) -> None:
             _take_apart(module, key, parameter, is_transposed=way != "linear")
 
 
+def _is_linear_by_another_name(module: nn.Linear) -> bool:
+    """True for a subclass of Linear, as Falcon's, that computes what a Linear does, but for bfloat16's rounding."""
+    if type(module).forward is nn.Linear.forward or dict(module.named_parameters()).keys() - {WEIGHT, "bias"}:
+        return False
+    x = torch.randn(TOKENS, module.in_features, generator=torch.Generator().manual_seed(0))
+    x = x.to(module.weight.device, module.weight.dtype)
+    own, plain = module(x), F.linear(x, module.weight, module.bias)
+    return isinstance(own, Tensor) and bool((own - plain).norm() <= ROUNDING * plain.norm())
+
+
+def few_tokens(model: Any) -> Tensor:
+    """Ids [1, TOKENS] for a first forward."""
+    rows: int = model.get_input_embeddings().weight.shape[0]
+    return (torch.arange(TOKENS, device=model.device) * 31 + 3)[None] % rows
+
+
 def _ways(model: Any, stacks: list[tuple[nn.Module, str, Tensor]]) -> list[str]:
     """How a forward over a few tokens uses each stack; empty for one that it uses in no way, or in several."""
     watched = [_Watched(parameter) for _, _, parameter in stacks]
@@ -61,8 +81,7 @@ def _ways(model: Any, stacks: list[tuple[nn.Module, str, Tensor]]) -> list[str]:
         del module._parameters[key]
         module.__dict__[key] = stand_in
     try:
-        rows = model.get_input_embeddings().weight.shape[0]
-        model.base_model(input_ids=(torch.arange(TOKENS, device=model.device) * 31 + 3)[None] % rows, use_cache=False)
+        model(input_ids=few_tokens(model), use_cache=False)
     finally:
         for module, key, parameter in stacks:
             del module.__dict__[key]
@@ -78,15 +97,20 @@ def _take_apart(module: nn.Module, key: str, stack: Tensor, *, is_transposed: bo
         if str(index) not in module._modules:
             module.add_module(str(index), nn.Module())
         for name, rows in zip(names, matrix.chunk(len(names)), strict=True):
-            module.get_submodule(str(index)).add_module(name, _linear(ExpertLinear, rows, None))
+            module.set_submodule(_place(index, name), _linear(ExpertLinear, rows, None))
     del module._parameters[key]
     module.__dict__[key] = Stack(module, names, stack, is_transposed)
+
+
+def _place(index: int, name: str) -> str:
+    """Where an expert's Linear stands below the module of the stack: that module holds one where it has no name."""
+    return f"{index}.{name}" if name else str(index)
 
 
 def _names(module: nn.Module, key: str, rows: int, is_transposed: bool) -> tuple[str, ...]:
     """What the Linears of one expert's matrix are called; two where gate and up lie in it one below the other."""
     parted = key == GATE_UP and getattr(module, "is_concatenated", True) and not is_transposed and rows % 2 == 0
-    return (GATE, UP) if parted else (key,)
+    return (GATE, UP) if parted else ("" if key == WEIGHT else key,)
 
 
 def _linear(kind: type[nn.Linear], weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -120,8 +144,7 @@ class Stack:
 
     def product(self, index: int, x: Tensor) -> Tensor:
         """x [..., in] by an expert's matrix: [..., out]."""
-        expert: Any = self._module.get_submodule(str(index))
-        parts = [getattr(expert, name)(x) for name in self._names]
+        parts = [self._module.get_submodule(_place(index, name))(x) for name in self._names]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     @classmethod
@@ -142,7 +165,7 @@ class Matrix:
     @classmethod
     def __torch_function__(cls, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         way, given = PRODUCTS.get(function), {"input": None} | (kwargs or {})
-        x, matrix = (*args, given.get("weight"))[:2]
+        x, matrix = (*args, given.get(WEIGHT))[:2]
         if not isinstance(matrix, Matrix) or way != ("matmul" if matrix.stack.is_transposed else "linear"):
             return NotImplemented
         out = matrix.stack.product(matrix.index, x)
@@ -179,7 +202,7 @@ class _Watched:
             if isinstance(value, _Watched):
                 is_stack = value.tensor.dim() == STACKED
                 way = PRODUCTS.get(function, "")
-                is_followed = place in (1, "weight") and is_stack == (way == "bmm")
+                is_followed = place in (1, WEIGHT) and is_stack == (way == "bmm")
                 value.uses.add(way if way and is_followed else f"{getattr(function, '__name__', function)}")
         plain = [_plain(value) for value in args]
         return function(*plain, **{key: _plain(value) for key, value in kwargs.items()})

@@ -15,6 +15,7 @@ from fp8dash.choose.casts import Cast
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Progress
 from fp8dash.errors import NotFinite
+from fp8dash.model.head import body_of
 from fp8dash.model.parts import linears_of
 from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.calibrate import DelayedScale, Observer, StaticScale
@@ -46,7 +47,7 @@ def observe(
         for index, ids in enumerate(windows):
             yield Progress(stage, index, len(windows), f"calibrating, window {index + 1} of {len(windows)}")
             cache = observing_cache(model.config) if recipe.calibrates_kv else None
-            hidden = model.base_model(input_ids=ids[None].to(model.device), use_cache=bool(cache), cache=cache)[0]
+            hidden = body_of(model)(input_ids=ids[None].to(model.device), use_cache=bool(cache), cache=cache)[0]
             if "lm_head" in recipe.also and any(model.get_submodule(name) is head for name in names):
                 head(hidden)  # seen by its hook
             if cache:

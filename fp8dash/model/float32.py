@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fp8dash.model.parts import is_plain
+
 SLICE = 16 << 20  # weights of a Linear that are held in float32 at a time
 
 
@@ -20,7 +22,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Within it the model computes in float32 on the same weights, exactly widened."""
     with ExitStack() as undo:
         for module in model.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and is_plain(module):
                 undo.enter_context(_forward(module, _sliced(module)))
             elif isinstance(module, nn.Embedding):
                 undo.enter_context(_forward(module, _widened(module.forward)))

@@ -6,7 +6,7 @@ put in place of its body's, from small to so large that every cap saturates, and
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fp8dash.errors import ModelError
 
 AFTER = "after_head"  # where a loaded model keeps its AfterHead
+BODY = "body_name"  # and the name of the module whose last hidden states its head reads
 SCALES = re.compile(r"^(logits?_scal(e|ing)|logits?_multiplier|lm_head_multiplier|output_multiplier(_scale)?)$")
 CAPS = re.compile(r"^(final_)?(output_)?logits?_soft_?cap(ping)?$")
 PEAKS = (1.0, 100.0, 1e5)  # largest logits of the states that are tried
@@ -65,6 +66,46 @@ def full_head(model: Any) -> nn.Module:
     """What makes the logits of a loaded model from its last hidden states: its head as it is now, and what follows."""
     head, after = head_of(model), getattr(model, AFTER, AfterHead())
     return head if after == AfterHead() else FullHead(head, after)
+
+
+def body_of(model: Any) -> nn.Module:
+    """The module whose last hidden states the head reads; called with token ids, it gives them."""
+    name = getattr(model, BODY, None)
+    body: nn.Module = model.base_model if name is None else model.get_submodule(name)
+    return body
+
+
+@torch.no_grad()
+def learn_body(model: Any, ids: Tensor) -> Tensor:
+    """Finds the model's body, and leaves its name with the model; returns its last hidden states of ids [1, tokens].
+
+    It is the outermost module that gave hidden states in a forward: OPT's calls its decoder, past what it says its
+    body is, and Llama-4's names no body. Raises ModelError for a model where none did.
+    """
+    states: dict[str, Tensor] = {}
+
+    def telling(name: str) -> Callable[..., None]:
+        def see(_module: nn.Module, _args: Any, output: Any) -> None:
+            if isinstance(last := getattr(output, "last_hidden_state", None), Tensor):
+                states[name] = last
+
+        return see
+
+    names = [name for name, _ in model.named_modules() if name]
+    hooks = [model.get_submodule(name).register_forward_hook(telling(name)) for name in names]
+    try:
+        model(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    name = next((name for name in names if name in states), None)
+    if name is None:
+        raise ModelError(
+            f"{type(model).__name__} does not expose the hidden states before its head, from which divergence is "
+            "measured: choose another model."
+        )
+    setattr(model, BODY, name)
+    return states[name]
 
 
 @torch.no_grad()
@@ -129,7 +170,7 @@ def _own_logits(model: Any, states: Tensor) -> Tensor:
         output.last_hidden_state = states
         return output
 
-    hook = model.base_model.register_forward_hook(replaced)
+    hook = body_of(model).register_forward_hook(replaced)
     try:
         ids = torch.ones(1, states.shape[1], dtype=torch.long, device=model.device)
         logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]

@@ -146,16 +146,20 @@ def _group(model: Any, name: str, module: nn.Module, head: Any, table: Any) -> s
 
 
 def _is_router(model: Any, name: str, module: nn.Module) -> bool:
-    """True next to experts for a matrix with one row per expert, or one row: a router, or a shared expert's gate."""
+    """True beside experts for what is as high as they are many, or one row: a router, or a shared expert's gate.
+
+    A router may hold its matrix in a module of its own: Hunyuan's is `gate.wg`.
+    """
     words, weight = name.split("."), getattr(module, WEIGHT, None)
     if "router" in words:
         return True
     if list(module.children()) or weight is None or weight.dim() != MATRIX or not name:
         return False
-    experts = getattr(model.get_submodule(".".join(words[:-1])), "experts", None)
-    if not isinstance(experts, nn.Module):
-        return False
-    return words[-1] == "gate" or weight.shape[0] in (1, _experts(experts))
+    for depth in (len(words) - 1, len(words) - 2):  # the place of what stands beside the experts
+        experts = getattr(model.get_submodule(".".join(words[:depth])), "experts", None) if depth >= 0 else None
+        if isinstance(experts, nn.Module):
+            return words[depth] == "gate" or weight.shape[0] in (1, _experts(experts))
+    return False
 
 
 def _experts(experts: nn.Module) -> int:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fp8dash.errors import Fp8dashError, ModelError
-from fp8dash.model.as_linears import make_linears
+from fp8dash.model.as_linears import few_tokens, make_linears
 from fp8dash.model.folder import config_of, stored_tensors, weight_files
-from fp8dash.model.head import TOKENS, learn_after_head
+from fp8dash.model.head import learn_after_head, learn_body
 from fp8dash.model.trust import own_code
 
 FEW = 1 << 20  # weights more than the files hold that no check minds
@@ -36,7 +35,7 @@ def check_first_forward(model: Any, folder: Path) -> None:
     """
     try:
         make_linears(model)
-        learn_after_head(model, _states(model))
+        learn_after_head(model, learn_body(model, few_tokens(model)))
     except Fp8dashError:
         raise
     except Exception as error:
@@ -46,19 +45,6 @@ def check_first_forward(model: Any, folder: Path) -> None:
             f"{folder} loads as {type(model).__name__}, but its first forward pass fails ({first_line(error)}), so "
             "nothing was measured. Download the checkpoint again, or choose another model."
         ) from error
-
-
-def _states(model: Any) -> Tensor:
-    """Last hidden states [1, TOKENS, hidden] of a few tokens; raises ModelError for a body that gives none."""
-    body, rows = model.base_model, model.get_input_embeddings().weight.shape[0]
-    ids = (torch.arange(TOKENS, device=model.device) * 31 + 3)[None] % rows
-    states = getattr(body(input_ids=ids, use_cache=False), "last_hidden_state", None) if body is not model else None
-    if not isinstance(states, Tensor):
-        raise ModelError(
-            f"{type(model).__name__} does not expose the hidden states before its head, from which divergence is "
-            "measured: choose another model."
-        )
-    return states
 
 
 def check_size(folder: Path, config: Any) -> None:

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from fp8dash.choose.casts import KvCast
 from fp8dash.errors import ModelError
 from fp8dash.model.float32 import in_float32
+from fp8dash.model.head import body_of
 from fp8dash.model.probe import first_line, out_of_memory
 from fp8dash.quant.kv_cache import quantized_cache
 
@@ -32,7 +33,7 @@ def empty_cache(model: Any, kv: KvCast | None) -> Cache:
 def read_chunks(model: Any, ids: Tensor, cache: Cache, chunk: int) -> Tensor:
     """Last hidden states [tokens, hidden] of token ids [tokens], read through the cache `chunk` at a time."""
     parts = torch.split(ids.to(model.device)[None], chunk, dim=1)
-    states = [model.base_model(input_ids=part, use_cache=True, cache=cache).last_hidden_state[0] for part in parts]
+    states = [body_of(model)(input_ids=part, use_cache=True, cache=cache).last_hidden_state[0] for part in parts]
     return torch.cat(states)
 
 
@@ -81,6 +82,12 @@ def _apart(model: Any) -> tuple[float, float]:
 def _worst(states: Tensor, whole: Tensor) -> float:
     """The largest distance of a token's states from what they should be, of their length."""
     return float(((states - whole).float().norm(dim=-1) / whole.float().norm(dim=-1)).max())
+
+
+def _is_croppable(layer: Any) -> bool:
+    """True for plain keys and values; convolutions say that they are, and then ask for a recording of their past."""
+    keeps_all = not getattr(layer, "is_sliding", False) and getattr(layer, "record_past", True)
+    return keeps_all and getattr(layer, "is_croppable", False)
 
 
 def shared_start(a: Sequence[int], b: Sequence[int]) -> int:
@@ -149,9 +156,7 @@ class Reader:
     def _croppable(self) -> bool:
         """Whether the last tokens can be forgotten: not where a window dropped old ones, or a state holds them all."""
         layers = self._cache.layers if self._chunk else ()  # what keeps its state elsewhere is not cropped with these
-        return bool(layers) and all(
-            getattr(layer, "is_croppable", False) and not getattr(layer, "is_sliding", False) for layer in layers
-        )
+        return bool(layers) and all(_is_croppable(layer) for layer in layers)
 
     @torch.no_grad()
     def _read(self, ids: Sequence[int]) -> Tensor:

@@ -108,7 +108,7 @@ def why_kept(recipe: Recipe, part: ModelPart) -> str:
     if not recipe.casts_linears:
         return "only the KV cache or the attention path is cast"
     if part.group in ALSO and ALSO[part.group] not in recipe.also:
-        return f"{ALSO[part.group]} are cast only with also={ALSO[part.group]}"
+        return f"cast only with also={ALSO[part.group]}"
     if part.kind != LINEAR:
         return "" if recipe.weights else "its weights are not cast"
     named = [override.text for override in recipe.overrides if fnmatchcase(part.module, override.pattern)]

@@ -22,8 +22,7 @@ def recorded_shape(store: Store, model: str) -> ModelShape | None:
 
 def shape_of_layers(layers: Sequence[Layer], recipe: Recipe) -> ModelShape:
     """A model's shape by what a run made of its parameters, whose recipe casts weights and nothing of UNTYING."""
-    shared = any(layer.tied for layer in layers)
-    return ModelShape(tuple(_weights(layer, recipe) for layer in layers), 0, shared)
+    return ModelShape(tuple(_weights(layer, recipe) for layer in layers), 0)
 
 
 def _newest_shape(store: Store, model: str) -> ModelShape | None:
@@ -38,7 +37,7 @@ def _newest_shape(store: Store, model: str) -> ModelShape | None:
 
 def _weights(layer: Layer, recipe: Recipe) -> Weights:
     """A layer as the estimate counts it: what the recipe was meant for and did not reach, no other reaches either."""
-    weights = Weights(layer.group, layer.rows, layer.cols, modules=(layer.name,))
+    weights = Weights(layer.group, layer.rows, layer.cols, modules=(layer.name,), tied=layer.tied)
     never = layer.group in (ROUTER, CONVOLUTION) or layer.name.endswith(BIAS)
     missed = never or weights.cast(recipe, layer.name) is not None
     return dataclasses.replace(weights, fixed=missed and not layer.cast)

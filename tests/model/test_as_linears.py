@@ -19,34 +19,29 @@ from fp8dash.model.parts import linears_of
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
 from fp8dash.quant.cast import round_trip
-from tests.families import FAMILIES, family_model, write_family
+from tests.families import FAMILIES, MIXTURES, family_model, write_family
 from tests.model.test_swap import observed_on
 
 CPU, IDS = Device("cpu", "CPU"), torch.arange(48)[None] * 7 % 272
-RUN = [family for family in FAMILIES if family not in ("dbrx", "recurrent_gemma")]  # whose tiny forms have no forward
-EXPERTS = (
-    "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe", "gpt_oss",
-    "granitemoe", "phimoe", "llama4_text", "minimax", "jamba",
-)  # fmt: skip
 ROW = parse_cast("e4m3fn/row")
 
 
-@pytest.mark.parametrize("family", RUN)
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_the_model_computes_what_transformers_own_loop_computes(family):
     model = family_model(family)
     model.set_experts_implementation("eager")
-    before, count = model(input_ids=IDS).logits, sum(p.numel() for p in model.parameters())
+    before, count = model(input_ids=IDS, use_cache=False).logits, sum(p.numel() for p in model.parameters())
     make_linears(model)
-    assert torch.equal(model(input_ids=IDS).logits, before)
+    assert torch.equal(model(input_ids=IDS, use_cache=False).logits, before)
     assert sum(p.numel() for p in model.parameters()) == count
     experts = [name for name, module in model.named_modules() if isinstance(module, ExpertLinear)]
-    assert bool(experts) == (family in EXPERTS)
+    assert bool(experts) == (family in MIXTURES)
     assert set(experts) <= {name for name, _ in linears_of(model)}
     assert not any(isinstance(module, Conv1D) for module in model.modules())
 
 
-@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize("family", MIXTURES)
 @torch.no_grad()
 def test_an_experts_linears_stand_on_the_stacks_own_memory_or_take_its_place(family):
     model = family_model(family)
@@ -74,7 +69,7 @@ def test_an_emulated_run_is_a_loop_over_experts_that_casts_by_hand(family):
             for name in ("gate_proj", "up_proj", "down_proj"):
                 shared = getattr(feed.shared_expert, name)
                 shared.forward = partial(multiplied, matrix=shared.weight)
-    logits, expected = model(input_ids=IDS).logits, plain(input_ids=IDS).logits
+    logits, expected = model(input_ids=IDS, use_cache=False).logits, plain(input_ids=IDS).logits
     uncast = family_model(family).float()(input_ids=IDS).logits
     assert (logits - expected).norm() < 0.01 * (uncast - expected).norm(), "float32's rounding, in another order"
 
@@ -142,7 +137,7 @@ def test_a_conv1d_is_cast_by_the_rows_of_its_transposed_weight():
     for module in plain.modules():
         if isinstance(module, Conv1D):
             module.weight.copy_(round_trip(module.weight.T.contiguous(), ROW).T)
-    logits, expected = model(input_ids=IDS).logits.float(), plain(input_ids=IDS).logits.float()
+    logits, expected = model(input_ids=IDS, use_cache=False).logits.float(), plain(input_ids=IDS).logits.float()
     assert (logits - expected).norm() < 0.01 * expected.norm()
 
 

@@ -19,15 +19,11 @@ from fp8dash.model.parts import active_share
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
 from fp8dash.report.recorded import shape_of_layers
-from tests.families import FAMILIES, family_model, write_family
+from tests.families import FAMILIES, KEPT_MIXTURE, MIXTURES, family_model, write_family
 
 CPU = Device("cpu", "CPU")
 MOST_UNCAST = 0.1
 FP8 = "w=e4m3fn/row a=e4m3fn/row"
-MIXTURES = (
-    "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe", "gpt_oss",
-    "granitemoe", "phimoe", "dbrx", "llama4_text", "minimax", "jamba",
-)  # fmt: skip
 
 
 def prepared(family):
@@ -58,16 +54,16 @@ def test_the_parameters_told_of_are_the_models_each_once(family):
         cast = sum(layer.rows * layer.cols for layer in layers if layer.cast)
         assert values["coverage"] == pytest.approx(cast / count)
         assert cast or values["model_bytes"] == pytest.approx(stored / 8)
-        assert not cast or (values["uncast_share"] > MOST_UNCAST) == (family == "dbrx")
+        assert not cast or (values["uncast_share"] > MOST_UNCAST) == (family == KEPT_MIXTURE)
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [*MIXTURES, KEPT_MIXTURE])
 def test_each_expert_is_a_matrix_of_its_own_and_routers_are_never_cast(family):
     layers, values = cast_layers(prepared(family), f"{FP8} also=lm_head,embeddings,norms")
-    experts = [layer for layer in layers if ".experts." in layer.name]
-    assert experts and {layer.group for layer in experts} == {"experts"}
+    experts = [layer for layer in layers if layer.group == "experts"]
+    assert experts
     kept = [layer.reason for layer in experts if layer.backend == "kept"]
-    if family == "dbrx":
+    if family == KEPT_MIXTURE:
         assert len(kept) == len(experts) and all("does not use them one by one" in reason for reason in kept)
         assert values["gemm_coverage"] < 0.95
     else:
