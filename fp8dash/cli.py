@@ -1,4 +1,4 @@
-"""The command line: fp8dash up | worker | submit | study | runs | cancel | retry | report | demo | doctor.
+"""The command line: fp8dash up | worker | submit | study | inspect | runs | cancel | retry | report | demo | doctor.
 
 Every failure that a person can act on is one sentence and exit status 1; anything else is logged with its traceback.
 """
@@ -161,6 +161,16 @@ def _ship(options: argparse.Namespace) -> int:
         board, target = ship.shipped(store, options.model, budget, options.target, options.batch)
     print(ship_words.to_text(board, target, headline(board.contest)), end="")
     return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    """What a checkpoint is by its own files; 1 where something is wrong with it."""
+    from fp8dash.model.xray.xray import xray
+    from fp8dash.report.xray import to_json, to_text
+
+    result = xray(options.folder, options.original)
+    print((to_json if options.json else to_text)(result), end="")
+    return int(bool(result.faults))
 
 
 def _runs(options: argparse.Namespace) -> int:
@@ -341,6 +351,10 @@ def _parser() -> argparse.ArgumentParser:
     shipping.add_argument("--budget", default="kld=0.05", help="kld=… or ln_ppl_diff=…, nats (default: %(default)s)")
     shipping.add_argument("--target", default="", help="a device that was measured, or an accelerator to predict")
     shipping.add_argument("--batch", type=int, default=32, help="concurrent requests, for a prediction")
+    inspecting = command("inspect", _inspect, "print what a checkpoint is by its own files, and what is wrong with it")
+    inspecting.add_argument("folder", type=Path, help="a checkpoint folder, or one safetensors file")
+    inspecting.add_argument("--original", type=Path, metavar="FOLDER", help="the weights that it was made from")
+    inspecting.add_argument("--json", action="store_true", help="with every module and place")
     runs = command("runs", _runs, "list runs, newest first")
     runs.add_argument("--limit", type=int, default=50)
     for name, run, text in (("cancel", _cancel, "cancel a run"), ("retry", _retry, "queue a failed run again")):

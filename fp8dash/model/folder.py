@@ -42,6 +42,8 @@ class Stored:
 
     dtype: str  # as safetensors calls it: BF16, F8_E4M3, U8
     shape: tuple[int, ...]
+    begin: int  # the first byte of its values in the file, and the first after them
+    end: int
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -106,11 +108,18 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
                 raise ValueError("its header is longer than the file")
             entries = json.loads(stream.read(length))
         entries.pop("__metadata__", None)
-        return {name: Stored(str(entry["dtype"]), tuple(map(int, entry["shape"]))) for name, entry in entries.items()}
+        return {name: _entry(entry, 8 + length) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{file} cannot be loaded: it is not a safetensors file ({error}). Download it again."
         ) from error
+
+
+def _entry(entry: dict[str, Any], start: int) -> Stored:
+    begin, end = (int(offset) + start for offset in entry["data_offsets"])
+    if not start <= begin <= end:
+        raise ValueError("a tensor ends before it begins")
+    return Stored(str(entry["dtype"]), tuple(map(int, entry["shape"])), begin, end)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fp8dash.choose.models.quantized import QUANTIZED_FILES
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, Stored, config_of, read_json, stored_tensors, weight_files
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 QUANTIZED_FIELDS = ("quantization_config", "compression_config", "quantization", "quant_config", "quantize_config")
-QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # AutoGPTQ, AutoAWQ, ModelOpt
 QUANTIZED_NAMES = re.compile(
     r"(_scale|_scales|_scale_inv|_zero_point|_zeros|_packed|_global_scale|_scale_2|_blocks|\.SCB|\.scales|\.qweight"
     r"|\.qzeros|\.qscales|\.g_idx|_g_idx|\.absmax|\.quant_map|quant_state\S*|\.weight_shape|_scaling_factor)$"

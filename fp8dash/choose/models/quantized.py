@@ -44,6 +44,12 @@ BLOCKS = "blocks"  # _blocks [experts, out, in / 32, 16] uint8 and _scales: GPT-
 GPTQ = "gptq"  # .qweight [in / 8, out] int32, .qzeros [groups, out / 8], .scales [groups, out], .g_idx [in]
 AWQ = "awq"  # .qweight [in, out / 8] int32 in the order 0 2 4 6 1 3 5 7, .qzeros, .scales [groups, out]
 
+QUANTIZED_FILES = {  # files beside config.json that say what a quantization_config says, and their quant_method
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
@@ -110,7 +116,7 @@ def names(pattern: str, module: str) -> bool:
         return _expression(pattern[3:]).match(module) is not None
     if module == pattern or module.startswith(f"{pattern}.") or module.endswith(f".{pattern}"):
         return True
-    return "*" in pattern and fnmatchcase(module, pattern)
+    return "*" in pattern and (fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*"))
 
 
 def quantized_of(config: Any) -> Quantization:
