@@ -200,13 +200,13 @@ PRESETS = {
         Preset(
             "W4A16",
             "w=int4/1x128/ct",
-            "Four-bit weights in groups of 128, rounded to nearest: the smallest common deployment.",
+            "Four-bit weights in groups of 128, rounded to nearest.",
             (("llm-compressor", "W4A16"), ("Quark", "int4_wo_128")),
         ),
         Preset(
             "NVFP4",
             "w=e2m1/1x16/nvfp4 a=e2m1/1x16/nvfp4",
-            "Four bits, an E4M3 scale per 16 elements and one float32 scale per tensor: Blackwell.",
+            "Four bits, an E4M3 scale per 16 elements: Blackwell.",
             (("llm-compressor", "NVFP4"), ("Transformer Engine", "NVFP4BlockScaling")),
         ),
         *(Preset(*fields, everyday=False) for fields in _RARER),

@@ -84,7 +84,7 @@ def _plan(frame: Frame) -> tuple[str, str]:
                 )
             )
         ]
-        devices = int(linked.number_input("Number of devices", 1, 64, 1, key="gpus", width=110))
+        devices = int(linked.number_input("Devices", 1, 64, 1, key="gpus", width=110))
         kv = linked.segmented_control(
             "KV cache",
             list(KV),
@@ -151,7 +151,7 @@ def _traffic() -> tuple[Traffic, float]:
         batch = _whole("Concurrent requests", 32, "batch", 1 << 16)
         price = linked.number_input("Price ($ per device-hour)", 0.0, 1000.0, 2.5, 0.1, key="price", width=225)
         reach = linked.number_input(
-            "Efficiency (% of the bound)",
+            "Efficiency (%)",
             1,
             100,
             round(100 * REACH),
