@@ -117,9 +117,10 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
 
 def _entry(entry: dict[str, Any], start: int) -> Stored:
     begin, end = (int(offset) + start for offset in entry["data_offsets"])
-    if not start <= begin <= end:
+    shape = tuple(map(int, entry["shape"]))
+    if not start <= begin <= end or min(shape, default=0) < 0:
         raise ValueError("a tensor ends before it begins")
-    return Stored(str(entry["dtype"]), tuple(map(int, entry["shape"])), begin, end)
+    return Stored(str(entry["dtype"]), shape, begin, end)
 
 
 def read_json(file: Path) -> dict[str, Any]:

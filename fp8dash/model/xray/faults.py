@@ -38,6 +38,7 @@ class Fault:
 FAULTS = {  # kind: what it means, and what comes of it
     "missing file": "the index names a weight file that is not there",
     "truncated": "a weight file ends before its tensors do",
+    "byte count": "a tensor has other bytes than its shape and type ask for, which loaders refuse",
     "misplaced tensor": "the index places a tensor in a file that does not hold it",
     "missing scale": "codes have no scale beside them: their values cannot be told",
     "missing global scale": "a matrix of two-level scales lacks its second",
@@ -77,6 +78,10 @@ Named = Iterator[tuple[str, str, str]]  # kind, where, detail
 def _all(checkpoint: Opened, matrices: tuple[StoredMatrix, ...], claim: Quantization | None) -> Named:
     yield from (("missing file", name, "") for name in checkpoint.absent)
     yield from (("truncated", file.name, f"{name} ends behind it") for name, file in checkpoint.short.items())
+    yield from (
+        ("byte count", name, f"{checkpoint.tensors[name].dtype} {list(checkpoint.tensors[name].shape)}")
+        for name in checkpoint.misfit
+    )
     yield from (("misplaced tensor", name, "") for name in checkpoint.misplaced)
     for matrix in matrices:
         if matrix.packing:

@@ -75,7 +75,7 @@ def matrices_of(checkpoint: Opened, claim: Quantization | None) -> tuple[StoredM
     matrices = []
     for name in checkpoint.tensors:
         matrix = _matrix(checkpoint, name, claim)
-        if matrix and (matrix.packing or group_of(matrix.module) not in (EMBEDDING, NORM)):
+        if matrix and matrix.elements and (matrix.packing or group_of(matrix.module) not in (EMBEDDING, NORM)):
             matrices.append(matrix)
     return tuple(matrices)
 

@@ -47,11 +47,34 @@ def _shares(checkpoint: Opened, matrices: tuple[StoredMatrix, ...], original: Op
         stored = original.tensors.get(name)
         if matrix.format != INT4 or matrix.tile is None or stored is None or stored.dtype not in WIDE:
             continue
-        if stored.shape != (matrix.rows, matrix.cols) or name in original.short or matrix.codes in checkpoint.short:
+        if (
+            stored.shape != (matrix.rows, matrix.cols)
+            or not original.raw(name).size
+            or not _is_whole(checkpoint, matrix)
+        ):
             continue
         rows = min(ROWS, matrix.rows)
         weights = _rows(original, name, rows)
         yield max(_rounded(weights, each, zeros, codes) for codes, each, zeros in _unpacked(checkpoint, matrix, rows))
+
+
+def _is_whole(checkpoint: Opened, matrix: StoredMatrix) -> bool:
+    """Whether codes, scales and zero points have the shapes and types by which they can be unpacked together."""
+    rows, cols, groups = matrix.rows, matrix.cols, matrix.grid[1]
+    due = {
+        WORDS: {"weight_packed": (rows, -(-cols // 8)), "weight_scale": matrix.grid},
+        GPTQ: {"qweight": (cols // 8, rows), "scales": (groups, rows), "qzeros": (groups, rows // 8)},
+        AWQ: {"qweight": (cols, rows // 8), "scales": (groups, rows), "qzeros": (groups, rows // 8)},
+    }[matrix.packing]
+    for part, shape in due.items():
+        name = f"{matrix.module}.{part}"
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None and part == "qzeros":
+            continue
+        dtypes = WIDE if "scale" in part else ("I32",)
+        if tensor is None or tensor.shape != shape or tensor.dtype not in dtypes or not checkpoint.raw(name).size:
+            return False
+    return matrix.grid[0] == rows and bool((checkpoint.values(matrix.scale) > 0).all())
 
 
 def _rounded(weights: Array, scales: Array, zeros: Array, codes: Array) -> float:
@@ -103,7 +126,9 @@ def nibbles(words: Array) -> Array:
 def _groups(checkpoint: Opened, matrix: StoredMatrix) -> Array:
     """The group of each column: by g_idx where the columns were ordered, else by their place."""
     name = f"{matrix.module}.g_idx"
-    if matrix.packing == GPTQ and name in checkpoint.tensors and checkpoint.tensors[name].shape == (matrix.cols,):
+    order = checkpoint.tensors.get(name)
+    ordered = order is not None and (order.shape, order.dtype) == ((matrix.cols,), "I32")
+    if matrix.packing == GPTQ and ordered and checkpoint.raw(name).size:
         groups: Array = np.clip(checkpoint.values(name), 0, matrix.grid[1] - 1)
         return groups
     width = matrix.tile.cols if matrix.tile and matrix.tile.cols else matrix.cols

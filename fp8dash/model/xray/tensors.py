@@ -35,6 +35,7 @@ class Opened:
     tensors: dict[str, Stored]
     files: dict[str, Path]
     short: dict[str, Path]  # tensors that end behind their file's end
+    misfit: tuple[str, ...]  # tensors whose bytes are not those of their shape and dtype
     absent: tuple[str, ...]  # files that the index names and that are not there
     misplaced: tuple[str, ...]  # tensors that the index places in a file that does not hold them
 
@@ -42,7 +43,7 @@ class Opened:
         """A tensor's bytes as they lie, mapped and not read: uint8, uint16 for BF16, else its own dtype."""
         tensor = self.tensors[name]
         kind = PLAIN.get(tensor.dtype, "<u2" if tensor.dtype == "BF16" else "u1")
-        if name in self.short or tensor.dtype not in BYTES or not math.prod(tensor.shape):
+        if name in self.short or name in self.misfit or tensor.dtype not in BYTES or not math.prod(tensor.shape):
             return np.zeros(0, kind)
         return np.memmap(self.files[name], kind, "r", tensor.begin, tensor.shape or (1,))
 
@@ -104,12 +105,13 @@ def _with(path: Path, config: dict[str, Any], files: dict[str, Path], places: di
         size, own = file.stat().st_size, stored_tensors(file)
         tensors |= own
         owners |= dict.fromkeys(own, file)
-        short |= {name: file for name, tensor in own.items() if tensor.end > size or not _fits(tensor)}
+        short |= {name: file for name, tensor in own.items() if tensor.end > size}
     absent = tuple(name for name, file in files.items() if not file.is_file())
     misplaced = tuple(
         name for name, place in places.items() if place not in absent and owners.get(name) != files[place]
     )
-    return Opened(path, config, tensors, owners, short, absent, misplaced)
+    misfit = tuple(name for name, tensor in tensors.items() if not _fits(tensor))
+    return Opened(path, config, tensors, owners, short, misfit, absent, misplaced)
 
 
 def _fits(tensor: Stored) -> bool:

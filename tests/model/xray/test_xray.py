@@ -229,6 +229,7 @@ def test_every_kind_of_fault_is_planted_once():
         "zero points",
         "rounding, not GPTQ",
         "truncated",
+        "byte count",
         "missing file",
         "misplaced tensor",
     }
