@@ -287,7 +287,7 @@ def scores_of_documents(raw: Sequence[Any], number: float) -> tuple[tuple[tuple[
     for unit, scale in scales.items():
         items = tuple((scale * v if scale == 1.0 else scale * v / w, w) for v, w in pairs)
         mean = sum(v * w for v, w in items) / sum(w for _, w in items)
-        if math.isclose(math.exp(mean) if unit == "nats" else mean, number, rel_tol=1e-9, abs_tol=1e-12):
+        if math.isclose(_Math.exp(mean) if unit == "nats" else mean, number, rel_tol=1e-9, abs_tol=1e-12):
             return items, unit
     return (), ""
 

@@ -206,6 +206,19 @@ def test_a_cast_cache_is_read_when_text_is_generated(loaded, monkeypatch):
     assert seen == [type(quantized_cache(loaded.model, kv))]
 
 
+def test_a_tokenizer_without_an_end_of_text_answers_until_the_task_says_so(loaded):
+    loaded.tokenizer.eos_token = None
+    values, _ = scored(loaded, ["fp8dash_needle"], OWN_FOLDER, limit=1)
+    assert values["fp8dash_needle", "task_needle"].value == 0.0, "a random model finds none"
+
+
+def test_a_perplexity_that_overflows_keeps_its_bits_per_byte(loaded, folder):
+    loaded.model.lm_head.weight.mul_(3000)  # sure of the wrong tokens: a word of thousands of nats
+    values, _ = scored(loaded, ["boats_ppl"], folder)
+    assert values["boats_ppl", "task_word_perplexity"].value == math.inf
+    assert 100 < values["boats_ppl", "task_bits_per_byte"].value < math.inf
+
+
 def test_an_unknown_task_is_refused_with_its_nearest_names(loaded, tmp_path):
     with pytest.raises(InvalidChoice, match="has no task “hella_swag”: did you mean .*hellaswag"):
         find_tasks(["fp8dash_pydocs", "hella_swag"], loaded, tmp_path)
