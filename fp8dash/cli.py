@@ -352,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
     shipping.add_argument("--target", default="", help="a device that was measured, or an accelerator to predict")
     shipping.add_argument("--batch", type=int, default=32, help="concurrent requests, for a prediction")
     inspecting = command("inspect", _inspect, "print what a checkpoint is by its own files, and what is wrong with it")
-    inspecting.add_argument("folder", type=Path, help="a checkpoint folder, or one safetensors file")
+    inspecting.add_argument("folder", type=Path, help="a checkpoint folder, or one safetensors or GGUF file")
     inspecting.add_argument("--original", type=Path, metavar="FOLDER", help="the weights that it was made from")
     inspecting.add_argument("--json", action="store_true", help="with every module and place")
     runs = command("runs", _runs, "list runs, newest first")

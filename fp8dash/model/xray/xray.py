@@ -13,9 +13,10 @@ from fp8dash.choose.models.quantized import Quantization, StoredGroup, quantized
 from fp8dash.choose.recipe import Override, Recipe
 from fp8dash.choose.records import ATTENTION, EXPERTS, MLP
 from fp8dash.model.xray.faults import Fault, faults_of
+from fp8dash.model.xray.gguf import GgufTensor, gguf_tensors
 from fp8dash.model.xray.matrices import StoredMatrix, is_head, matrices_of
 from fp8dash.model.xray.original import RoundedShare, rounding_of
-from fp8dash.model.xray.tensors import Opened, claim_of, opened
+from fp8dash.model.xray.tensors import WIDE, Opened, claim_of, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def xray(path: Path, original: Path | None = None) -> Xray:
 
     `original` is the folder of the weights that it was made from.
     """
+    if path.suffix == ".gguf" and path.is_file():
+        return _gguf(path)
     checkpoint = opened(path)
     config = claim_of(checkpoint)
     claim = quantized_of(config) if config else None
@@ -75,6 +78,46 @@ def xray(path: Path, original: Path | None = None) -> Xray:
         rounding,
         faults,
     )
+
+
+def _gguf(path: Path) -> Xray:
+    """A GGUF file: its block types are ggml's own, which recipes cannot say."""
+    tensors, is_short = gguf_tensors(path)
+    matrices = [t for t in tensors if len(t.shape) >= 2 and not t.name.startswith(GGUF_EMBEDDINGS)]
+    kinds = {t.type: [m for m in matrices if m.type == t.type] for t in matrices}
+    castings = (
+        Casting(
+            "" if kind in WIDE else kind, "" if kind in WIDE else "gguf blocks", len(alike), _sum(alike), _names(alike)
+        )
+        for kind, alike in kinds.items()
+    )
+    elements = _sum(matrices) or 1
+    usual = max(kinds, key=lambda kind: _sum(kinds[kind]), default="")
+    return Xray(
+        path=str(path),
+        method="gguf",
+        scheme=usual,
+        recipe=Recipe().text if set(kinds) <= set(WIDE) else "",
+        unsaid=("blocks of ggml's own types",) if not set(kinds) <= set(WIDE) else (),
+        castings=tuple(sorted(castings, key=lambda casting: -casting.elements)),
+        coverage=_sum([t for t in matrices if t.type not in WIDE]) / elements,
+        bits_per_weight=8 * sum(t.size for t in matrices) / elements,
+        size_bytes=sum(t.size for t in tensors),
+        dtypes=tuple(Counter(t.type for t in tensors).most_common()),
+        rounding=None,
+        faults=(Fault("truncated", (path.name,), ""),) if is_short else (),
+    )
+
+
+GGUF_EMBEDDINGS = ("token_embd", "position_embd", "token_types")
+
+
+def _sum(tensors: list[GgufTensor]) -> int:
+    return sum(tensor.elements for tensor in tensors)
+
+
+def _names(tensors: list[GgufTensor]) -> tuple[str, ...]:
+    return tuple(tensor.name for tensor in tensors)
 
 
 def _castings(matrices: tuple[StoredMatrix, ...]) -> tuple[Casting, ...]:
