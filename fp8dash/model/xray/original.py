@@ -17,7 +17,7 @@ from fp8dash.model.xray.tensors import WIDE, Opened
 
 ROWS = 128  # of each matrix that are compared
 ROUNDED = 0.995  # share from which codes count as rounded: scales that were rounded to 16 bits afterwards flip a few
-HALF = 0.501  # of a step: quotients by a float32 scale are off by less than a thousandth
+HALF = 0.5 + 2**-5  # of a step: compressed-tensors divides in bfloat16, whose quotients up to 16 are off by as much
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # nibble of each of eight outputs: AutoAWQ, AWQ_PACK_ORDER inverted
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +60,8 @@ def _shares(checkpoint: Opened, matrices: tuple[StoredMatrix, ...], original: Op
 
 def _is_whole(checkpoint: Opened, matrix: StoredMatrix) -> bool:
     """Whether codes, scales and zero points have the shapes and types by which they can be unpacked together."""
+    if f"{matrix.module}.weight_zero_point" in checkpoint.tensors:
+        return False  # packed zero points of compressed-tensors are not read
     rows, cols, groups = matrix.rows, matrix.cols, matrix.grid[1]
     due = {
         WORDS: {"weight_packed": (rows, -(-cols // 8)), "weight_scale": matrix.grid},
