@@ -8,6 +8,7 @@ from fp8dash.ui.charts.dress import dressed
 from fp8dash.ui.charts.layers import place_of
 from fp8dash.ui.charts.looks import TEAL
 
+MOST_TICKS = 16
 PALE = "#f2efe6"  # of a cell without a number: an expert that no token reached
 
 
@@ -23,6 +24,7 @@ def expert_map(shares: Mapping[str, float]) -> go.Figure:
         y=[str(block) for block in blocks],
         colorscale=TEAL,
         zmin=0,
+        zmax=max(cells.values()) or 1,
         colorbar={"title": "share of tokens", "thickness": 12, "outlinewidth": 0},
         hovertemplate="block %{y}, expert %{x}: %{z:.3f} of the tokens<extra></extra>",
         xgap=1,
@@ -30,6 +32,7 @@ def expert_map(shares: Mapping[str, float]) -> go.Figure:
         name="tokens",
     )
     figure.update_layout(plot_bgcolor=PALE)
-    figure.update_xaxes(title="expert", side="top", showgrid=False)
+    step = max(1, len(experts) // MOST_TICKS)
+    figure.update_xaxes(title="expert", side="top", showgrid=False, tick0=0, dtick=step)
     figure.update_yaxes(title="block", autorange="reversed", type="category", dtick=max(1, len(blocks) // 10))
     return dressed(figure, max(220, 15 * len(blocks) + 120), top=70, bottom=20)
