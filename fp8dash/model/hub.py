@@ -27,7 +27,13 @@ def fetched(model: HubId) -> Path:
         )
     except Exception as error:  # the client raises its own errors, the HTTP library's and OSErrors alike
         raise ModelError(_why(model, error)) from error
-    return Path(place)
+    folder = Path(place)
+    if not any(folder.rglob("*.safetensors")):
+        raise ModelError(
+            f"“{_shown(model)}” has no *.safetensors files, and nothing else is loaded: pickles can run code, and GGUF "
+            "files are read for the demo alone. Choose a model of the Hub that has them."
+        )
+    return folder
 
 
 def commit_of(folder: Path) -> str:

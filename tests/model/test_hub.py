@@ -1,5 +1,6 @@
 """Models of the Hub, from a server that answers as the Hub does for the tiny model at two commits."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -89,6 +90,12 @@ def served(tmp_path_factory):
     folders = {commit: write_tiny_model(tmp_path_factory.mktemp("hub") / commit) for commit in (FIRST, SECOND)}
     config = json.loads((folders[FIRST] / "config.json").read_text()) | {"rms_norm_eps": 1e-3}
     (folders[FIRST] / "config.json").write_text(json.dumps(config))
+    with serving(folders) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(folders):
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Hub,), {"folders": folders}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -99,6 +106,10 @@ def served(tmp_path_factory):
 @pytest.fixture
 def hub(served, tmp_path, monkeypatch):
     """The Hub's own cache in a folder of the test, and its address that of the server."""
+    return reached(served, tmp_path, monkeypatch)
+
+
+def reached(served, tmp_path, monkeypatch):
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", served)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", served + "/{repo_id}/resolve/{revision}/{filename}")
@@ -152,6 +163,19 @@ def test_what_the_hub_refuses_is_one_sentence_that_says_what_to_do(hub, tmp_path
     with pytest.raises(ModelError, match=sentence) as error:
         locate(named, tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.gguf"])
+def test_a_model_of_the_hub_without_safetensors_is_refused_by_its_id(tmp_path, monkeypatch, file):
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "config.json").write_text('{"model_type": "llama"}')
+    (files / file).write_bytes(b"anything")
+    with serving({SECOND: files}) as address:
+        cache = reached(address, tmp_path, monkeypatch)
+        with pytest.raises(ModelError, match=r"^“org/tiny” has no \*\.safetensors files, and nothing else is loaded"):
+            locate("org/tiny", tmp_path)
+    assert not list(cache.rglob(file))  # never downloaded
 
 
 def test_no_network_and_a_full_disk_are_told_apart(hub, tmp_path, monkeypatch):
