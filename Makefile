@@ -19,13 +19,14 @@ demo: $(VENV)/app
 run: $(VENV)/app
 	$(BIN)/fp8dash up --port $(PORT)
 
-# The real model, and what drives workers, kills and browsers, come second: mostly they wait for each other.
+# The real model comes first, as it takes longest; what drives workers, kills and browsers comes last and alone.
 test: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --ignore=tests/e2e --ignore=tests/jobs --ignore=tests/test_demo.py
-	$(BIN)/pytest -n 2 --dist loadfile tests/test_demo.py tests/jobs tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --ignore=tests/e2e --ignore=tests/jobs \
+		tests/test_demo.py fp8dash db jobs tests
+	$(BIN)/pytest tests/jobs tests/e2e
 
 bench: $(VENV)/dev
 	$(BIN)/python -m tests.bench
