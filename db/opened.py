@@ -1,6 +1,8 @@
 """The database behind a URL: opened, created or migrated, with its errors said in sentences."""
 
 import os
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from fp8dash.errors import StoreError
 
 BUSY_SECONDS = 30
+RETRY_SECONDS = 0.05
 
 
 DRIVER_ERRORS = (SQLAlchemyError, OSError)  # of whoever shares this database: the queue's engine
@@ -58,10 +61,24 @@ def engine_of(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, _record: Any) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        _use_wal(connection)
+        for pragma in ("synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     return engine
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Write-ahead logging. Of several that open a new database at once, SQLite refuses some without waiting."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def _private(file: Path) -> None:
