@@ -24,6 +24,7 @@ from fp8dash.errors import QueueError
 
 MAX_DEATHS = 3  # of a run's own process within one stage, its worker alive
 MAX_STARTS = 20  # without a finished stage, whatever ended them: a run that takes its whole machine down ends too
+READ_RECIPE = "recipe"  # a fact of runs of what a checkpoint stores: how it is cast, once it was read
 FACT_COLUMNS = ("model_hash", "corpus_hash", "backend", "device", "device_kind")
 
 
@@ -38,6 +39,7 @@ class Lease:
     done: frozenset[str]  # stages that earlier attempts finished
     model_hash: str | None = None  # of what those stages measured
     corpus_hash: str | None = None
+    checkpoint_hash: str | None = None  # where they measured what a quantized checkpoint stores
 
 
 class Claims:
@@ -67,7 +69,8 @@ class Claims:
                 return None
             run = session.get_one(RunTable, run_id)
             done = session.scalars(select(StageTable.stage).where(StageTable.run_id == run_id))
-            return Lease(run_id, worker_id, run.attempt, run.request, frozenset(done), run.model_hash, run.corpus_hash)
+            hashes = run.model_hash, run.corpus_hash, run.facts.get("checkpoint_hash")
+            return Lease(run_id, worker_id, run.attempt, run.request, frozenset(done), *hashes)
 
     def child_died(self, lease: Lease) -> int | None:
         """Count a death of the run's own process: how many there were since its last finished stage.
@@ -168,4 +171,6 @@ def _write(session: Session, run_id: str, result: StageResult) -> None:
         if column in result.facts:
             setattr(run, column, result.facts[column])
     run.facts = run.facts | {key: fact for key, fact in result.facts.items() if key not in FACT_COLUMNS}
+    if recipe := result.facts.get(READ_RECIPE):
+        run.recipe = recipe
     stand(session, run_id)

@@ -68,7 +68,8 @@ def stand(session: Session, run_id: str) -> None:
     if "kld" in values and "kld_low" not in values:
         klds = session.scalars(select(WindowTable.kld).where(WindowTable.run_id == run_id).order_by(WindowTable.index))
         values |= kld_bounds(klds.all())
-    method = rows["kld"].method if "kld" in rows else ""
+    scored = rows.get("kld") or rows.get("ppl")  # a checkpoint without a baseline has the second alone
+    method = scored.method if scored else ""
     read = int(rows["scored_windows"].value or 0) if "scored_windows" in rows else None  # fewer where a run stopped
     changed = {
         "backend": run.backend,
@@ -76,6 +77,9 @@ def stand(session: Session, run_id: str) -> None:
         "device_kind": run.device_kind,
         **_request_columns(run, method, read),
     }
+    if row.recipe != run.recipe:  # what a checkpoint stores is known once it was read
+        formats, tiles = recipe_facets(run.recipe)
+        changed |= {"recipe": run.recipe, "formats": formats, "tiles": tiles, "words": _words(run, row.study)}
     changed["finished_at"] = run.finished_at if run.state == FINISHED else None
     for column, value in (values | changed).items():
         setattr(row, column, value)

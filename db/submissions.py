@@ -19,7 +19,7 @@ from db.rows import ACTIVE, FINISHED, QUEUED
 from db.standings import first_standing
 from db.tables import RunTable, StudyTable
 from fp8dash.choose.limits import LONGEST_OWNER, LONGEST_STUDY, readable_name
-from fp8dash.choose.presets import preset_of
+from fp8dash.choose.presets import name_of
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.request import Request
 from fp8dash.choose.studies import Question
@@ -119,7 +119,7 @@ def _queued(request: Request, key: str, owner: str, study: StudyTable | None) ->
         owner=owner,
         model=request.model,
         recipe=request.recipe,
-        preset=preset_of(parse_recipe(request.recipe)),
+        preset=name_of(parse_recipe(request.recipe)),
         corpus=request.corpus,
         request=request.to_json(),
         request_key=key,
@@ -139,7 +139,8 @@ def _is_current(session: Session, run: RunTable) -> bool:
             return False
     if run.state != FINISHED or run.started_at is None:
         return True
-    return not (changed_since(run.model, run.started_at) or changed_since(run.corpus, run.started_at))
+    places = (run.model, run.corpus, parse_recipe(run.recipe).stored)
+    return not any(changed_since(place, run.started_at) for place in places)
 
 
 def _newest(session: Session, place: InstrumentedAttribute[str], content: Any, path: str) -> str | None:

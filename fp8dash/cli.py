@@ -15,7 +15,7 @@ from pathlib import Path
 
 from db.rows import FINISHED, RUNNING, STATES, Run, at_work
 from db.store import Store
-from fp8dash.choose.models.here import is_here, refuse_misfit_here, whole_place
+from fp8dash.choose.models.here import is_here, refuse_misfit_here, whole_place, whole_recipe
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.request import LEAVES, Request, is_whole_path, usual_request
@@ -94,7 +94,9 @@ def _submit(options: argparse.Namespace) -> int:
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     with _opened() as (store, queue):
         fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).windows.length
-        requests = [Request.of(recipe=recipe, **fields).checked() for recipe in options.recipe or ["BF16"]]
+        requests = [
+            Request.of(recipe=whole_recipe(recipe), **fields).checked() for recipe in options.recipe or ["BF16"]
+        ]
         for request in requests:
             refuse_misfit_here(request)
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)

@@ -222,7 +222,8 @@ class SlotWorker:
         done = sorted(lease.done)
         header = f"attempt {lease.attempt}, worker {lease.worker_id}, done before: {', '.join(done) or 'nothing'}"
         pinned = {} if ":" in str(lease.request.get("device")) else _pinned(self.slot)  # "cuda:1" names a GPU itself
-        recorded = {"model_hash": lease.model_hash, "corpus_hash": lease.corpus_hash}
+        hashes = ("model_hash", "corpus_hash", "checkpoint_hash")
+        recorded = {name: getattr(lease, name) for name in hashes}
         task = {"request": lease.request, "done": done, "recorded": recorded}
         child = Child(lease.run_id, header, task, pinned | {WORKER_MARK: self.id})
         self._latest, self._stage = None, ""

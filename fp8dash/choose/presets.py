@@ -234,6 +234,16 @@ def preset_of(recipe: Recipe) -> str | None:
     return next((name for name, preset in PRESETS.items() if preset.recipe == recipe), None)
 
 
+def name_of(recipe: Recipe) -> str | None:
+    """What people call a recipe: its preset, or the checkpoint that stores it; None where only its text says it.
+
+    >>> name_of(Recipe(stored="/models/Qwen3-8B-FP8")), name_of(Recipe(stored="org/name@v1"))
+    ('Qwen3-8B-FP8 as stored', 'name@v1 as stored')
+    """
+    last = recipe.stored.rstrip("/").rpartition("/")[2]
+    return f"{last} as stored" if last else preset_of(recipe)
+
+
 def recipe_from(text: str) -> Recipe:
     """A recipe from a preset's name or from the text form; raises InvalidChoice.
 

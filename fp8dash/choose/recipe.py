@@ -7,12 +7,14 @@ w=int8/row also=lm_head skip=*.down_proj weights only, the head too, one project
 w=e4m3fn/row w[*.down_proj]=bf16         one projection in a cast of its own, or in none; so also a[pattern]=
 kv=e4m3fn/tensor                         the KV cache only, scaled as it comes; /static calibrated, /unit scale 1.0
 attn=e4m3fn/tensor                       the operands of attention's two products and the softmax between them
+stored=/models/Name-FP8                  what a quantized checkpoint stores, cast as its own configuration says
 bf16                                     nothing is cast: the baseline
 """
 
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from urllib.parse import quote, unquote
 
 from fp8dash.choose.accumulators import Accumulator, parse_accumulator
 from fp8dash.choose.casts import Cast, KvCast, choose_from, parse_cast, parse_kv
@@ -23,7 +25,8 @@ from fp8dash.errors import InvalidChoice
 BASELINE_TEXT = "bf16"
 GROUPS = ("lm_head", "embeddings", "norms")  # left alone unless a recipe asks for them
 EXAMPLE = "w=e4m3fn/row a=e4m3fn/row"
-KEYS = ("w", "a", "kv", "attn", "acc", "also", "skip")
+NOT_IN_A_WORD = re.compile(r"[\s%]")  # escaped as in addresses: a path may have blanks, a recipe's word may not
+KEYS = ("stored", "w", "a", "kv", "attn", "acc", "also", "skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Recipe:
     `kv` is what the cache holds; `attention` casts Q, K and V [heads * tokens, head_dim], and the softmax. `skip`
     holds shell patterns over module names ("*.down_proj", "model.layers.0.*"), and is of Linears alone, as are
     `overrides`, the first of which that names a module holds for it.
+
+    With `stored` nothing is chosen: weights, scales and casts are a quantized checkpoint's own, and the other fields
+    only say, once it was read, what they are.
     """
 
     weights: Cast | None = None
@@ -63,6 +69,7 @@ class Recipe:
     attention: Cast | None = None
     accumulator: Accumulator | None = None  # how the Linears' products are added, where that is simulated
     overrides: tuple[Override, ...] = ()
+    stored: str = ""  # a folder, a GGUF file or a Hub id
 
     @property
     def is_baseline(self) -> bool:
@@ -77,7 +84,7 @@ class Recipe:
     def casts_linears(self) -> bool:
         """True where the Linears' weights or activations are cast."""
         casts = (self.weights, self.activations, *(o.cast for o in self.overrides))
-        return any(cast is not None for cast in casts)
+        return bool(self.stored) or any(cast is not None for cast in casts)
 
     @property
     def casts_weights(self) -> bool:
@@ -86,7 +93,8 @@ class Recipe:
         >>> parse_recipe("a=int8/row").casts_weights, parse_recipe("a=int8/row w[*.o_proj]=int8/row").casts_weights
         (False, True)
         """
-        return self.weights is not None or any(o.key == "w" and o.cast is not None for o in self.overrides)
+        own = self.weights is not None or any(o.key == "w" and o.cast is not None for o in self.overrides)
+        return bool(self.stored) or own
 
     @property
     def needs_calibration(self) -> bool:
@@ -96,7 +104,8 @@ class Recipe:
         (True, False)
         """
         casts = (self.activations, *(o.cast for o in self.overrides))
-        return any(cast is not None and cast.is_observed for cast in casts) or self.calibrates_kv
+        observed = any(cast is not None and cast.is_observed for cast in casts)
+        return not self.stored and (observed or self.calibrates_kv)
 
     @property
     def calibrates_kv(self) -> bool:
@@ -114,13 +123,14 @@ class Recipe:
 
         >>> parse_recipe("a=e4m3fn/row  w=e4m3fn/row").text
         'w=e4m3fn/row a=e4m3fn/row'
-        >>> Recipe().text
-        'bf16'
+        >>> Recipe().text, Recipe(stored="/my models/x").text
+        ('bf16', 'stored=/my%20models/x')
         """
         if self.is_baseline:
             return BASELINE_TEXT
         casts = {"w": self.weights, "a": self.activations, "kv": self.kv, "attn": self.attention}
-        words = [f"{key}={cast.text}" for key, cast in casts.items() if cast]
+        words = [f"stored={NOT_IN_A_WORD.sub(lambda m: quote(m[0]), self.stored)}"] * bool(self.stored)
+        words += [f"{key}={cast.text}" for key, cast in casts.items() if cast]
         words += [override.text for override in self.overrides]
         words += [f"acc={self.accumulator.name}"] if self.accumulator else []
         words += [f"{key}={','.join(names)}" for key, names in (("also", self.also), ("skip", self.skip)) if names]
@@ -174,6 +184,7 @@ def parse_recipe(text: str) -> Recipe:
         attention=parse_cast(fields["attn"]) if "attn" in fields else None,
         accumulator=parse_accumulator(fields["acc"]) if "acc" in fields else None,
         overrides=tuple(_override(key, value) for key, value in fields.items() if "[" in key),
+        stored=unquote(fields.get("stored", "")),
     )
     return _checked(recipe, text)
 
@@ -183,8 +194,8 @@ def _field(word: str) -> tuple[str, str]:
     parts = re.fullmatch(r"([wa]\[.+?\](?==)|[a-z]+)=(.+)", word)
     if not parts or not (parts[1] in KEYS or "[" in parts[1]):
         raise InvalidChoice(
-            f"“{word}” is not part of a recipe: use w=, a=, w[pattern]=, a[pattern]=, kv=, attn=, acc=, also= and "
-            f"skip=, as in “{EXAMPLE}”, or “bf16” alone."
+            f"“{word}” is not part of a recipe: use w=, a=, w[pattern]=, a[pattern]=, kv=, attn=, acc=, also=, "
+            f"skip= and stored=, as in “{EXAMPLE}”, or “bf16” alone."
         )
     return parts[1], parts[2]
 

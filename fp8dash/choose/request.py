@@ -36,6 +36,9 @@ Measure = Literal[
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 DEFAULT_MEASURES: tuple[Measure, ...] = ("gemm", "perplexity", "needle")
 
+OF_CASTING = frozenset({"sensitivity", "export"})  # ask what a choice of casts would do
+OF_BASELINES = frozenset({"kv", "experts", "profile", "gradients"})  # read or compare with the unquantized model
+
 GPU_WINDOW = 2048  # tokens of a window where nothing else is said and a GPU is at work
 MOST_TOKENS = 100_000_000  # of all windows together
 MOST_NEEDLES = 10_000  # of all lengths, depths and repeats
@@ -275,9 +278,30 @@ class Request:
                 f"“{recipe.text}” casts no weights, so no recipe has fewer bits: give the budget as kld=."
             )
         exported = "export" in self.measures
-        if exported and recipe.casts_linears:
+        if recipe.stored:
+            self._check_stored(recipe)
+        elif exported and recipe.casts_linears:
             refuse_no_checkpoint(recipe)
         refuse_misfit(recipe, self.model, exported=exported)
+
+    def _check_stored(self, recipe: Recipe) -> None:
+        """What can be asked of a checkpoint that is measured as it is stored, and of one without a baseline."""
+        if recipe != Recipe(stored=recipe.stored):
+            raise InvalidChoice(
+                f"“{recipe.text}” says more than a checkpoint: its own configuration says how it is cast. Give "
+                f"“{Recipe(stored=recipe.stored).text}” alone."
+            )
+        if not (is_whole_path(recipe.stored) or hub_id(recipe.stored)):
+            raise InvalidChoice(
+                f"“{shown(recipe.stored)}” is not a checkpoint: give stored= the whole path of its folder, from /, or "
+                "a Hub id like org/name or org/name@revision."
+            )
+        if self.backend == "native":
+            raise InvalidChoice("The backend native is refused: stored codes are decoded (fp8dash); choose auto.")
+        refused = OF_CASTING | (OF_BASELINES if recipe.stored == self.model else frozenset())
+        if odd := [name for name in self.measures if name in refused]:
+            why = "a checkpoint is cast already" if odd[0] in OF_CASTING else "there is no baseline to measure against"
+            raise InvalidChoice(f"The measure {odd[0]} is refused with stored=: {why}. Leave {', '.join(odd)} out.")
 
     def _measures(self, recipe: Recipe) -> tuple[Measure, ...]:
         """What is measured, with what the recipe and the tasks bring along, and without what they leave nothing of."""

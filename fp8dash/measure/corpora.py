@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fp8dash.choose.catalog import PYDOCS
+from fp8dash.choose.request import Request
 from fp8dash.choose.windows import DISJOINT, Reading
 from fp8dash.errors import CorpusError, InvalidChoice
 
@@ -136,6 +137,16 @@ def calibration_windows(
     windows, bos = torch.tensor(ids[-wanted:]).view(count, length), _bos(tokenizer, reading)
     windows[:, : len(bos)] = torch.tensor(bos, dtype=windows.dtype)
     return windows
+
+
+def calibration_of(request: Request, tokenizer: Any, corpus: Corpus, reading: Reading) -> tuple[Tensor, dict[str, Any]]:
+    """The windows [count, L] of a request's calibration text, or of its corpus's end, and facts about them."""
+    text = load_corpus(request.calibration.corpus) if request.calibration.corpus else corpus
+    measured = request.windows.tokens if text.content_hash == corpus.content_hash else 0
+    count, length = request.calibration.windows, request.windows.length
+    facts: dict[str, Any] = {"corpus": text.name, "hash": text.content_hash, "windows": count, "window_length": length}
+    facts |= {"bos": True} if reading.bos == "bos" else {}
+    return calibration_windows(tokenizer, text, count, length, measured, reading), facts
 
 
 @dataclass(frozen=True, slots=True)

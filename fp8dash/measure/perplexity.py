@@ -18,7 +18,7 @@ from fp8dash.choose.records import BASELINE, HIGHER, LOWER, NEITHER, Better, Mea
 from fp8dash.errors import NotFinite
 from fp8dash.measure.baseline import Baseline, hidden_states
 from fp8dash.measure.corpora import Windows
-from fp8dash.measure.divergence import Comparer, Scores
+from fp8dash.measure.divergence import Comparer, Scores, predictions_by
 from fp8dash.model.head import full_head
 from fp8dash.stats import CONFIDENCE, FEWEST_WINDOWS, Difference, look_confidence, looks, paired_difference
 
@@ -93,6 +93,29 @@ def perplexity(
         if until and _narrow(run, len(windows), until, seed):
             break
     yield from _measurements(run, windows, baseline, backend, seed, until)
+
+
+def perplexity_alone(
+    model: Any, windows: Windows, backend: RanBy, kv: KvCast | None = None
+) -> Iterator[Progress | Measurement]:
+    """As `perplexity` for a model that has no baseline: no divergence, no difference, and no window's scores."""
+    run, head = Tally(), full_head(model)
+    for index, ids in enumerate(windows.ids):
+        yield Progress("perplexity", index, len(windows), f"window {index + 1} of {len(windows)}")
+        hidden = hidden_states(model, ids[None], kv)[windows.rows(index)]
+        nll = predictions_by(head, hidden, windows.targets(index).to(hidden.device)).nll
+        if not bool(torch.isfinite(nll).all()):
+            raise NotFinite(f"Window {index + 1} gave NaN or infinity: the checkpoint overflows, or is damaged.")
+        run.sums["nll"] += float(nll.sum())
+        run.windows.append(Window(index, len(nll), float(nll.mean()), math.nan, math.nan, math.nan))
+
+    def measured(name: str, value: float | None, unit: str, better: Better, note: str = "") -> Measurement:
+        return Measurement(name, value, unit, better, windows.method, backend, note=note)
+
+    yield measured("ppl", _exp(run.sums["nll"] / run.count), "", LOWER, "no baseline was named: no divergence")
+    yield from _by_text(run, measured, windows)
+    yield measured("scored_tokens", float(run.count), "tokens", NEITHER)
+    yield measured("scored_windows", float(len(run.windows)), "windows", NEITHER)
 
 
 def _added(run: Tally, index: int, scores: Scores, base_nll: Tensor) -> Window:

@@ -1,6 +1,8 @@
 """What produced a run's numbers besides the request: versions, commit, driver, clocks, methods. Measures nothing."""
 
 import re
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ def made_with(where: torch.device, stages: tuple[str, ...], **chosen: str) -> di
     if where.type == "cuda":
         facts |= {"driver": driver(), "clocks_mhz": clocks_mhz(where)}
     return {name: value for name, value in facts.items() if value not in (None, "", {})}
+
+
+def peak_rss() -> int:
+    """The process's largest resident memory so far, bytes (Linux counts in KiB, macOS in bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def commit(folder: Path) -> str:

@@ -45,23 +45,28 @@ def weight_error(swaps: Iterable[Swap], total: int, active: float = 1.0) -> Iter
     `active` is the share of the routed experts that one token meets. Raises what the swaps raise.
     """
     whole, coverage = CastError(), _Coverage()
+    compared, clipping_known = True, True
     for index, swap in enumerate(swaps):
         yield Progress("quantize", index, total, swap.part.name)
-        if swap.error:
-            whole.add(swap.error)
+        if swap.cast:
+            compared = compared and swap.error is not None
+            clipping_known = clipping_known and swap.bits is None
+            whole.add(swap.error or CastError())
         layer = _layer(swap)
         _count(coverage, swap, layer.bits_per_weight, active)
         yield layer
-    yield from _measurements(whole, coverage)
+    uncompared = "" if compared else "no baseline to compare the weights with"
+    yield from _measurements(whole if compared else None, coverage, uncompared, clipping_known=clipping_known)
 
 
 def _layer(swap: Swap) -> Layer:
     part, error = swap.part, swap.error
     rows, cols = part.shape
-    if swap.cast is None or error is None:
+    if swap.cast is None:
         return Layer(
             part.name, rows, cols, "", swap.backend, swap.reason, float(part.bits), group=part.group, tied=part.tied
         )
+    is_stored = swap.bits is not None
     return Layer(
         name=part.name,
         rows=rows,
@@ -69,11 +74,11 @@ def _layer(swap: Swap) -> Layer:
         cast=swap.cast.text,
         backend=swap.backend,
         reason=swap.reason,
-        bits_per_weight=swap.cast.bits_per_element(rows, cols),
-        sqnr_db=error.sqnr_db,
-        relative_error=error.relative_error,
-        flushed=error.flushed_share,
-        clipped=error.clipped_share,
+        bits_per_weight=swap.cast.bits_per_element(rows, cols) if swap.bits is None else swap.bits,
+        sqnr_db=error.sqnr_db if error else None,
+        relative_error=error.relative_error if error else None,
+        flushed=error.flushed_share if error else None,
+        clipped=error.clipped_share if error and not is_stored else None,
         group=part.group,
         tied=part.tied,
     )
@@ -96,7 +101,9 @@ def _count(coverage: _Coverage, swap: Swap, bits: float, active: float) -> None:
         coverage.cast_products += product * (not is_kept)
 
 
-def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement]:
+def _measurements(
+    error: CastError | None, coverage: _Coverage, uncompared: str, *, clipping_known: bool
+) -> Iterator[Measurement]:
     def measured(name: str, value: float | None, unit: str, better: Better, note: str = "") -> Measurement:
         return Measurement(name, value, unit, better, METHOD, ARITHMETIC, note=note)
 
@@ -112,10 +119,12 @@ def _measurements(error: CastError, coverage: _Coverage) -> Iterator[Measurement
         uncast = coverage.uncast_blocks / coverage.blocks
         note = "of the blocks’ matrix weights: neither they nor their inputs were cast"
         yield measured("uncast_share", uncast, "share", LOWER, note)
-    missing = "" if coverage.cast else "no weight was cast"
-    yield measured("weight_sqnr_db", error.sqnr_db, "dB", HIGHER, missing)
-    yield measured("weight_flushed", error.flushed_share, "share", LOWER)
-    yield measured("weight_clipped", error.clipped_share, "share", LOWER)
+    missing = uncompared or ("" if coverage.cast else "no weight was cast")
+    yield measured("weight_sqnr_db", error.sqnr_db if error else None, "dB", HIGHER, missing)
+    yield measured("weight_flushed", error.flushed_share if error else None, "share", LOWER, uncompared)
+    clipped = error.clipped_share if error and clipping_known else None
+    unclipped = "" if clipping_known else "what was clipped when the checkpoint was made is not stored"
+    yield measured("weight_clipped", clipped, "share", LOWER, unclipped)
 
 
 def backend_of(layers: Iterable[Layer], *others: RanBy) -> RanBy:

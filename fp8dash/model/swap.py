@@ -31,13 +31,17 @@ from fp8dash.quant.kv_cache import keep_scales
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What was done to one parameter: its cast and error, or None and None if it was kept."""
+    """What was done to one parameter: its cast and error, or None and None if it was kept.
+
+    Of what a checkpoint stores, the error is that against the baseline's weights: None where there is no baseline.
+    """
 
     part: ModelPart
     cast: Cast | None
     error: CastError | None
     backend: RanBy
     reason: str
+    bits: float | None = None  # of an element as it is stored; None where the cast says it
 
 
 def cast_model(

@@ -76,7 +76,7 @@ def own_code(folder: Path) -> bool:
 def _quantized(folder: Path, why: str) -> ModelError:
     return ModelError(
         f"{folder} is quantized already ({why}): choose the BF16 checkpoint that it was made from, which recipes are "
-        "measured against."
+        f"measured against. To measure what it stores, give the recipe stored={folder}."
     )
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fp8dash.choose.casts import Cast
+from fp8dash.choose.formats import E4M3FN
 from fp8dash.choose.scaling import ERROR_POWER, SHRINK_STEP, SHRINKS, TENSOR
 from fp8dash.errors import NotFinite
-from fp8dash.quant.cast import rounded, scale_from_amax, tile_amax
+from fp8dash.quant.cast import factors_under, rounded, scale_from_amax, tile_amax
 
 MAGNITUDES = 1 << 15  # bfloat16 bit patterns without their sign
 
@@ -95,6 +96,15 @@ class StaticScale:
         beyond = torch.count_nonzero(x.abs() > scale * self.cast.format.max)  # stays on the device: no waiting
         self._beyond = beyond if self._beyond is None else self._beyond + beyond
         self._seen += x.numel()
+
+
+class GivenOuter(StaticScale):
+    """Tiles' scales as they come, under an outer scale that was made beforehand: NVFP4's activations in checkpoints."""
+
+    def of(self, x: Tensor) -> Tensor:
+        """The whole factors [rows, grid cols] of an operand [rows, cols], whose elements are counted."""
+        self._count(x, self._scale * E4M3FN.max)  # what the largest tile scale could still hold
+        return factors_under(x, self._scale, self.cast)
 
 
 class DelayedScale(StaticScale):

@@ -121,6 +121,11 @@ def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
     return scale_from_amax(amax, cast), None
 
 
+def factors_under(x: Tensor, outer: Tensor, cast: Cast) -> Tensor:
+    """The whole factors [grid rows, grid cols] of a tensor whose outer scale [1, 1] is given; NaN where not finite."""
+    return _whole(_inner(tile_amax(x, cast.tile), outer, cast), outer)
+
+
 def tile_amax(x: Tensor, tile: Tile) -> Tensor:
     """Float32 largest magnitude of each tile of a [rows, cols] tensor: [grid rows, grid cols].
 
@@ -285,16 +290,25 @@ def _from_exponent(exponent: Tensor) -> Tensor:
 
 def _two_level(amax: Tensor, cast: Cast) -> tuple[Tensor, Tensor]:
     """Scales under one float32 of the tensor: E4M3 under amax / (448 * max), or powers of two under amax / max."""
-    fine, finite = cast.rule.stored == "e4m3", torch.isfinite(amax)
-    outer = amax.amax().view(1, 1) / (E4M3FN.max * cast.format.max if fine else cast.format.max)
+    finite = torch.isfinite(amax)
+    outer = amax.amax().view(1, 1) / (E4M3FN.max * cast.format.max if _is_fine(cast) else cast.format.max)
     outer = torch.where(outer == 0, 1.0, outer.clamp_min(SMALLEST_NORMAL))
+    return _inner(amax, outer, cast), outer.masked_fill(~finite.all(), torch.nan)
+
+
+def _inner(amax: Tensor, outer: Tensor, cast: Cast) -> Tensor:
+    """The stored scale of each amax under an outer scale [1, 1]; NaN where amax is not finite."""
     relative = amax / cast.format.max / outer
-    if fine:
+    if _is_fine(cast):
         inner = to_grid(relative.clamp_max(E4M3FN.max), E4M3FN).clamp_min(E4M3FN.min_subnormal)
     else:
         inner = _from_exponent(((relative.view(torch.int32) + FRACTION) >> 23).clamp(0, 254))
     inner = torch.where(amax == 0, 1.0, inner)
-    return inner.masked_fill(~finite, torch.nan), outer.masked_fill(~finite.all(), torch.nan)
+    return inner.masked_fill(~torch.isfinite(amax), torch.nan)
+
+
+def _is_fine(cast: Cast) -> bool:
+    return cast.rule.stored == "e4m3"
 
 
 def _searched(x: Tensor, amax: Tensor, cast: Cast) -> Tensor:

@@ -16,6 +16,7 @@ from fp8dash.quant.cast import Quantized, blocks_of_codes, blocks_of_values, cod
 ROUNDING = 1 + 2**-20  # amax / (amax / max) may exceed max by float32's rounding: that is no clipping
 
 SAFE_EXPONENT = 30  # of a largest magnitude whose squares are far from float32's ends
+ROWS_AT_ONCE = 1024  # of weights whose float32 copies are compared
 MOST_EXPONENT = 126  # of a power of two that float32 holds, and its inverse
 
 
@@ -61,6 +62,20 @@ def error_of_cast(x: Tensor, cast: Cast) -> CastError:
     error = CastError(elements=x.numel())
     for _, before, after, factors in blocks_of_values(x, cast):
         _watch(error, before, after, factors, cast)
+    return error
+
+
+def error_between(before: Tensor, after: Tensor) -> CastError:
+    """The error of weights [rows, cols] that somebody else cast and decoded; what they clipped cannot be known."""
+    error = CastError(elements=before.numel())
+    for start in range(0, len(before), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        x, y = before[rows].float(), after[rows].float()
+        alive = x != 0
+        error.signal += energy(x)
+        error.noise += energy(x - y)
+        error.flushed += int((alive & (y == 0)).sum())
+        error.nonzero += int(alive.sum())
     return error
 
 

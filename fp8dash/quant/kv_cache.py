@@ -4,7 +4,7 @@ Attention reads the decoded keys and values of the prompt too, so one forward ov
 engine's cache does to decoding. Knows no recipe, and of a model its config and the scales that calibration left.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,6 +144,11 @@ def quantized_cache(model: Any, kv: KvCast) -> Cache:
     return Cache(layers=[CodesLayer(kv, fixed) for fixed in scales])
 
 
+def cached_layers(config: Any) -> int:
+    """How many layers keep keys and values; raises ModelError as `quantized_cache` does."""
+    return _plain_layers(config)
+
+
 def observing_cache(config: Any) -> Cache:
     """An empty cache that keeps what it is given, and each head's amax; raises ModelError as `quantized_cache` does."""
     return Cache(layers=[AmaxLayer() for _ in range(_plain_layers(config))])
@@ -161,6 +166,11 @@ def keep_scales(model: Any, kv: KvCast, amaxes: tuple[tuple[Tensor, Tensor], ...
     scales = [
         tuple(scale_from_amax(amax if by_head else amax.amax().view(1), kv.cast) for amax in pair) for pair in amaxes
     ]
+    setattr(model, SCALES, tuple(scales))
+
+
+def keep_given_scales(model: Any, scales: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """As `keep_scales`, with scales [1] or [heads] of keys and of values that a checkpoint stores, by layer."""
     setattr(model, SCALES, tuple(scales))
 
 

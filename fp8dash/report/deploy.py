@@ -37,7 +37,13 @@ def deployments(recipe: Recipe, model: str, checkpoint: str | None) -> tuple[Dep
     'vllm serve org/name --kv-cache-dtype fp8_e4m3'
     >>> deployments(parse_recipe("kv=e4m3fn/tensor"), "org/name@v1", None)[0].text
     'vllm serve org/name --revision v1 --kv-cache-dtype fp8_e4m3'
+    >>> deployments(parse_recipe("stored=org/name-FP8"), "org/name", None)[0].text
+    'vllm serve org/name-FP8'
     """
+    if recipe.stored:
+        served = _original(recipe.stored)
+        engines = (("vLLM", "vllm serve"), ("SGLang", "python -m sglang.launch_server --model-path"))
+        return tuple(_served(engine, command, served, recipe.kv, "") for engine, command in engines)
     why = _why_no_checkpoint(recipe)
     served = _original(model) if not recipe.casts_linears else quote(checkpoint or CHECKPOINT)
     return (

@@ -53,6 +53,7 @@ FIELDS = {
     "attention": st.none() | casts,
     "accumulator": st.none(),
     "overrides": st.lists(overrides, max_size=3, unique_by=lambda o: (o.key, o.pattern)).map(tuple),
+    "stored": st.sampled_from(["", "/models/a b%20c", "org/name@v1", "/modèles/名\u00a0字"]),
 }
 recipes = st.builds(Recipe, **FIELDS)
 full = st.builds(Recipe, **FIELDS | {"accumulator": st.none() | st.sampled_from(list(ACCUMULATORS.values()))})

@@ -24,9 +24,15 @@ def whole_place(what: str, given: str) -> str:
         return given
     if is_here(given):
         return os.path.abspath(Path(given).expanduser())
-    if is_whole_path(given) or (what == "model" and hub_id(given)):
+    if is_whole_path(given) or (what in ("model", "checkpoint") and hub_id(given)):
         return given
     raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its full path.")
+
+
+def whole_recipe(given: str) -> str:
+    """A recipe whose checkpoint's path is made whole as `whole_place` does; other recipes as they are."""
+    prefix, equals, place = given.strip().partition("=")
+    return f"{prefix}={whole_place('checkpoint', place)}" if equals and prefix == "stored" else given
 
 
 def is_here(place: str) -> bool:

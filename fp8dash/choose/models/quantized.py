@@ -6,7 +6,7 @@ claim: `fp8dash.model.xray` holds it against the tensors. Values only: no torch,
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -64,6 +64,7 @@ class StoredGroup:
     activations: Cast | None
     packing: str
     zero_points: bool = False  # stored codes are unsigned, each less its group's zero point
+    zeros_less_one: bool = False  # stored zero points are one too small: GPTQ's first version
     unsaid: tuple[str, ...] = ()
 
 
@@ -155,7 +156,11 @@ def _group(group: dict[str, Any], whole: str) -> StoredGroup:
     weights, activations = group.get("weights"), group.get("input_activations")
     casts: list[Cast | None] = []
     for args, of_activations in ((weights, False), (activations, True)):
-        cast = _cast(args, of_activations) if args else None
+        cast = (
+            _cast(args | {"scale_dtype": args.get("scale_dtype") or SCALE_DTYPES.get(layout)}, of_activations)
+            if args
+            else None
+        )
         if args and cast is None:
             unsaid.append(f"{'activations' if of_activations else 'weights'} {_shown(_essence(args))}")
         casts.append(cast)
@@ -164,7 +169,7 @@ def _group(group: dict[str, Any], whole: str) -> StoredGroup:
         unsaid.append("weights have zero points")
     if activations and activations.get("symmetric") is False:
         unsaid.append("activations have zero points")
-    return StoredGroup(_texts(group["targets"]), casts[0], casts[1], _packing(layout), zeros, tuple(unsaid))
+    return StoredGroup(_texts(group["targets"]), casts[0], casts[1], _packing(layout), zeros, unsaid=tuple(unsaid))
 
 
 def _cast(args: dict[str, Any], of_activations: bool) -> Cast | None:
@@ -262,7 +267,10 @@ def _gptq(config: dict[str, Any]) -> Quantization:
     unsaid = ["activation order: columns are grouped by g_idx"] if config.get("desc_act") else []
     ignored = _texts(config.get("modules_in_block_to_not_quantize") or config.get("modules_to_not_convert"))
     zeros = config.get("sym", True) is not True
-    return _four_bit(config, "gptq", int(config["bits"]), GPTQ, zeros, unsaid, ignored)
+    read = _four_bit(config, "gptq", int(config["bits"]), GPTQ, zeros, unsaid, ignored)
+    if config.get("checkpoint_format") == "gptq_v2":
+        return read
+    return replace(read, groups=tuple(replace(group, zeros_less_one=True) for group in read.groups))
 
 
 def _awq(config: dict[str, Any]) -> Quantization:
@@ -288,7 +296,7 @@ def _four_bit(
         raise _unreadable(f"group_size {size}")
     unsaid = unsaid + ["weights have zero points"] * zeros + [f"weights have {bits} bits"] * (fmt is None)
     cast = Cast(fmt, tile, guard=CT) if fmt else None
-    group = StoredGroup((LINEAR,), cast, None, packing, zeros, tuple(unsaid))
+    group = StoredGroup((LINEAR,), cast, None, packing, zeros, unsaid=tuple(unsaid))
     return Quantization(method, f"W{bits}A16{'_ASYM' * zeros}", method, (group,), ignored)
 
 
@@ -321,6 +329,7 @@ LAYOUTS = {
     "int-quantized": CODES,
     "naive-quantized": CODES,
 }
+SCALE_DTYPES = {"mxfp4-pack-quantized": "torch.uint8", "mxfp8-quantized": "torch.uint8"}  # where args say none
 SCHEMES = {  # format and tile of the weights, tile of the activations
     ("e4m3fn", "tensor", "tensor"): "FP8",
     ("e4m3fn", "row", "row"): "FP8_DYNAMIC",

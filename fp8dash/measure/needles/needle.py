@@ -27,6 +27,8 @@ from fp8dash.stats import FEWEST_WINDOWS, paired_difference
 METHOD = f"RULER needles, greedy, containment; ln p of the values teacher-forced; read in chunks of {CHUNK}, v2"
 METHODS = {CHUNK: METHOD, WHOLE: METHOD.replace(f"in chunks of {CHUNK}", "in one forward")}
 
+JOINED = "the tokenizer joins the answer to the prompt"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -73,7 +75,7 @@ def baseline_answers(
 def needle(
     prompts: Sequence[Prompt],
     answers: Sequence[Answer],
-    baseline: Sequence[Answer],
+    baseline: Sequence[Answer] | None,
     backend: RanBy,
     seed: int,
     frame: str,
@@ -82,10 +84,12 @@ def needle(
 ) -> Iterator[NeedleCell | Measurement]:
     """A cell for each prompt, then both grades, the baseline's, and their difference with its paired interval.
 
+    Without a baseline its grades and the difference are left out.
     `frame` says what the prompts were framed by and hidden in, for the method; `left_out` why some have no cell.
     """
+    paired: Sequence[Answer | None] = baseline if baseline is not None else [None] * len(prompts)
     cells = sorted(
-        (_cell(*each) for each in zip(prompts, answers, baseline, strict=True)),
+        (_cell(*each) for each in zip(prompts, answers, paired, strict=True)),
         key=lambda cell: (cell.length, cell.depth, cell.repeat),
     )
     yield from cells
@@ -96,11 +100,15 @@ def needle(
         return Measurement(name, value, unit, better, method, backend, note=why or note)
 
     yield measured("needle", _mean([c.score for c in cells]), "share", HIGHER)
+    if baseline is None:
+        grades = [c.logprob for c in cells if c.logprob is not None]
+        why = "" if grades else JOINED
+        yield measured("needle_logprob", _mean(grades) if grades else None, "nats a token", HIGHER, why)
+        return
     yield measured("baseline_needle", _mean([c.baseline_score for c in cells]), "share", HIGHER)
     graded = [c for c in cells if c.logprob is not None and c.baseline_logprob is not None]
     if not graded:
-        why = "the tokenizer joins the answer to the prompt"
-        yield measured("needle_logprob", None, "nats a token", HIGHER, why)
+        yield measured("needle_logprob", None, "nats a token", HIGHER, JOINED)
         return
     grades, baseline_grades = [c.logprob or 0.0 for c in graded], [c.baseline_logprob or 0.0 for c in graded]
     difference = paired_difference(grades, baseline_grades, seed=seed, neighbours=0)
@@ -121,7 +129,7 @@ def share_found(expected: Sequence[str], text: str) -> float:
     return sum(value.lower() in text.lower() for value in expected) / len(expected)
 
 
-def _cell(prompt: Prompt, answer: Answer, baseline: Answer) -> NeedleCell:
+def _cell(prompt: Prompt, answer: Answer, baseline: Answer | None) -> NeedleCell:
     return NeedleCell(
         length=prompt.length,
         depth=prompt.depth,
@@ -132,8 +140,8 @@ def _cell(prompt: Prompt, answer: Answer, baseline: Answer) -> NeedleCell:
         kind=prompt.kind.name,
         repeat=prompt.repeat,
         logprob=answer.logprob,
-        baseline_score=share_found(prompt.expected, baseline.text),
-        baseline_logprob=baseline.logprob,
+        baseline_score=share_found(prompt.expected, baseline.text) if baseline else None,
+        baseline_logprob=baseline.logprob if baseline else None,
         prompt=prompt.hash,
     )
 

@@ -96,7 +96,9 @@ def _matrix(checkpoint: Opened, name: str, claim: Quantization | None) -> Stored
     if part == "qweight" and len(tensor.shape) == 2:
         return _four_bit(checkpoint, module, name, tensor.shape, claimed)
     if part == "weight_packed" and len(tensor.shape) == 2:
-        fmt, packing, each = (E2M1, NIBBLES, 2) if tensor.dtype == "U8" else (INT4, WORDS, 8)
+        wide = claimed is not None and claimed.weights is not None and claimed.weights.format == INT8
+        words = (INT8, WORDS, 4) if wide else (INT4, WORDS, 8)
+        fmt, packing, each = (E2M1, NIBBLES, 2) if tensor.dtype == "U8" else words
         rows, cols = tensor.shape[0], _declared_cols(checkpoint, module, tensor.shape[1] * each)
         return _cast(checkpoint, module, name, (rows, cols), packing, fmt, claimed)
     stacked = len(tensor.shape) == 3 and "experts" in name and "scale" not in part and not part.endswith("bias")

@@ -68,11 +68,11 @@ def xray(path: Path, original: Path | None = None) -> Xray:
         str(path),
         claim.method if claim else "",
         claim.scheme if claim else "",
-        _recipe(matrices, claim),
+        recipe_of(matrices, claim),
         _unsaid(matrices, claim),
         _castings(matrices),
         sum(matrix.elements for matrix in matrices if matrix.packing) / elements,
-        8 * sum(_bytes(checkpoint, matrix) for matrix in matrices) / elements,
+        8 * sum(bytes_of(checkpoint, matrix) for matrix in matrices) / elements,
         sum(tensor.end - tensor.begin for tensor in checkpoint.tensors.values()),
         tuple(Counter(tensor.dtype for tensor in checkpoint.tensors.values()).most_common()),
         rounding,
@@ -131,7 +131,7 @@ def _castings(matrices: tuple[StoredMatrix, ...]) -> tuple[Casting, ...]:
     )
 
 
-def _bytes(checkpoint: Opened, matrix: StoredMatrix) -> int:
+def bytes_of(checkpoint: Opened, matrix: StoredMatrix) -> int:
     """Bytes of a matrix's codes and of all that belongs to them."""
     prefix = f"{matrix.module}."
     names = {matrix.codes, matrix.scale} | {
@@ -145,7 +145,7 @@ CAST_GROUPS = (ATTENTION, MLP, EXPERTS)  # which a recipe casts unless it says o
 PARTS = ("weight_global_scale", "weight_scale_2", "weight_zero_point", "weight_shape", "qzeros", "g_idx")
 
 
-def _recipe(matrices: tuple[StoredMatrix, ...], claim: Quantization | None) -> str:
+def recipe_of(matrices: tuple[StoredMatrix, ...], claim: Quantization | None) -> str:
     """The recipe of what is stored: the commonest cast for all, overrides by the last word of the names, and skips."""
     cast = [matrix for matrix in matrices if matrix.packing]
     kv = claim.kv if claim else None

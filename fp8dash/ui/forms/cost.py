@@ -8,7 +8,7 @@ import streamlit as st
 from fp8dash.choose.advice import Advice, advise, advise_request
 from fp8dash.choose.catalog import MODELS, ModelShape, estimate
 from fp8dash.choose.hardware import Device
-from fp8dash.choose.presets import preset_of
+from fp8dash.choose.presets import name_of
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.request import Request
 from fp8dash.report.numbers import three
@@ -22,8 +22,8 @@ def headline(recipes: Sequence[Recipe], model: str, shape: ModelShape | None) ->
     name = MODELS[model].title if model in MODELS else Path(model).name or "no model yet"
     if not recipes:
         return f"Choose a recipe for {plain(name)}"
-    who = preset_of(recipes[0]) or "A custom recipe" if len(recipes) == 1 else f"{len(recipes)} recipes"
-    if shape is None:
+    who = name_of(recipes[0]) or "A custom recipe" if len(recipes) == 1 else f"{len(recipes)} recipes"
+    if shape is None or recipes[0].stored:
         return f"{plain(who)} on {plain(name)}"
     estimates = [estimate(recipe, shape) for recipe in recipes]
     sizes, base = sorted(e.size_bytes for e in estimates), estimates[0].baseline_bytes
@@ -45,13 +45,15 @@ def panel(recipes: Sequence[Recipe], shape: ModelShape | None, request: Request,
         st.caption(
             "Size and coverage are known after this model’s first run that casts weights: only workers read the model."
         )
+    elif any(recipe.stored for recipe in recipes):
+        st.caption("Size and coverage are known once a worker has read the checkpoint.")
     else:
         lines = ["| Recipe | Bits | MB | of BF16 | Cast |", "|:--|--:|--:|--:|--:|"]
         for recipe in recipes:
             e = estimate(recipe, shape)
             share = e.size_bytes / e.baseline_bytes
             lines.append(
-                f"| {plain(preset_of(recipe) or 'Custom')} | {e.bits_per_weight:.2f} | "
+                f"| {plain(name_of(recipe) or 'Custom')} | {e.bits_per_weight:.2f} | "
                 f"{three(e.size_bytes / 1e6)} | "
                 f"{share:.0%} | {e.coverage:.0%} |".replace("%", "\u00a0%")
             )
@@ -66,7 +68,7 @@ def _advice(recipes: Sequence[Recipe], shape: ModelShape | None, request: Reques
     device = devices[0] if devices else None
     for recipe in recipes:
         for remark in advise(recipe, shape, device, request.backend):
-            about.setdefault(remark, []).append(preset_of(recipe) or "Custom")
+            about.setdefault(remark, []).append(name_of(recipe) or "Custom")
     for remark in advise_request(request, shape):
         about.setdefault(remark, [])
     for remark, names in sorted(about.items(), key=lambda pair: pair[0].level != "warning"):

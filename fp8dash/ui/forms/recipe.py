@@ -7,7 +7,7 @@ import streamlit as st
 
 from fp8dash.choose.casts import KV_FORMATS, KV_SCALE_MEANINGS, KV_SHARES, Cast, KvCast, parse_cast
 from fp8dash.choose.formats import FORMATS
-from fp8dash.choose.presets import PRESETS, preset_of, recipe_from
+from fp8dash.choose.presets import PRESETS, name_of, preset_of, recipe_from
 from fp8dash.choose.recipe import GROUPS, Recipe, parse_recipe
 from fp8dash.choose.scaling import DELAYED, DYNAMIC, FLOAT32, RULES, STATIC, TILES, When, tile_of, when_of
 from fp8dash.errors import InvalidChoice
@@ -16,7 +16,7 @@ from fp8dash.ui.frame import glyph, say_error
 from fp8dash.ui.parts.recipe_words import ACTIVATIONS, ATTENTION, OPERANDS, WEIGHTS, shared
 from fp8dash.ui.words import plain
 
-CARDS, BUILDER, TYPED = "Presets", "Custom", "Typed"
+CARDS, BUILDER, TYPED, STORED = "Presets", "Custom", "Typed", "A quantized checkpoint"
 USUAL = ("e4m3fn/128x128", "e4m3fn/1x128", "e4m3fn/tensor")  # of each operand, when it is switched on
 USUAL_WHENS = (DYNAMIC, STATIC, when_of("static:p99.9") or STATIC, when_of("static:mse") or STATIC, DELAYED)
 CARD_WIDTH, CARD_HEIGHT = 165, 218  # pixels; wider where there is room
@@ -30,6 +30,10 @@ GRAMMAR = (
 )
 ALSO = "The Linears of the blocks are always cast; the head, embeddings and norms only if chosen here."
 SKIP = "Patterns of module names, separated by commas; * matches anything."
+BESIDE = (
+    "Weights, scales and casts are the checkpoint’s own. Choose above the BF16 model that it was made from: the KLD is "
+    "against that one. Without it, give the checkpoint as the model too: then there is perplexity and no KLD."
+)
 WHEN = "Static and delayed scales are one per tensor. Both are made from calibration text, never from what is measured."
 
 
@@ -38,7 +42,7 @@ def recipes_of(start: Sequence[Recipe], key: Names) -> list[Recipe]:
     st.header("2  Recipe", anchor=False)
     way = st.segmented_control(
         "How to choose",
-        [CARDS, BUILDER, TYPED],
+        [CARDS, BUILDER, TYPED, STORED],
         default=_way(start),
         required=True,
         key=key("way"),
@@ -48,6 +52,7 @@ def recipes_of(start: Sequence[Recipe], key: Names) -> list[Recipe]:
         CARDS: lambda: _cards([name for recipe in start if (name := preset_of(recipe))], key),
         BUILDER: lambda: _builder(next(filter(_buildable, start), PRESETS["FP8_BLOCK"].recipe), key),
         TYPED: lambda: _typed(start, key),
+        STORED: lambda: _stored(start, key),
     }
     try:
         recipes = list(dict.fromkeys(ways[str(way)]()))
@@ -56,7 +61,7 @@ def recipes_of(start: Sequence[Recipe], key: Names) -> list[Recipe]:
         return []
     if way != CARDS:
         for recipe in recipes:
-            preset = preset_of(recipe)
+            preset = name_of(recipe)
             st.code(f"{recipe.text}{f'   # {preset}' if preset else ''}", language=None, wrap_lines=True)
     return recipes
 
@@ -67,12 +72,14 @@ def _way(recipes: Sequence[Recipe]) -> str:
     names = [preset_of(recipe) or "" for recipe in recipes]
     if all(names) and names == sorted(names, key=lambda name: cards.index(name) if name in cards else len(cards)):
         return CARDS
+    if len(recipes) == 1 and recipes[0].stored:
+        return STORED
     return BUILDER if len(recipes) == 1 and _buildable(recipes[0]) else TYPED
 
 
 def _buildable(recipe: Recipe) -> bool:
     """True if the builder has a widget for everything that is cast, or carries it along."""
-    return not recipe.is_baseline and recipe.accumulator is None
+    return not recipe.is_baseline and recipe.accumulator is None and not recipe.stored
 
 
 def _cards(chosen: Sequence[str], key: Names) -> list[Recipe]:
@@ -228,3 +235,12 @@ def _typed(start: Sequence[Recipe], key: Names) -> list[Recipe]:
     first = "\n".join(recipe.text for recipe in start)
     text = st.text_area("Recipes, one per line", first, key=key("typed"), help=GRAMMAR)
     return [recipe_from(line) for line in (text or "").splitlines() if line.strip()]
+
+
+def _stored(start: Sequence[Recipe], key: Names) -> list[Recipe]:
+    """What a quantized checkpoint stores."""
+    first = next((recipe.stored for recipe in start if recipe.stored), "")
+    placeholder = "/models/Name-FP8-dynamic, or org/name"
+    text = st.text_input("Checkpoint", first, key=key("stored"), placeholder=placeholder, help=BESIDE)
+    st.caption(BESIDE)
+    return [Recipe(stored=text.strip())] if text and text.strip() else []

@@ -38,7 +38,7 @@ def page(frame: Frame, run_id: str) -> None:
     (row,) = frame.store.standings(Choice(ids=(run_id,)))
     _head(frame, run, row)
     st.fragment(guarded(_live), run_every=1.0 if run.is_active else None)(frame, run.id, run.state)
-    _warnings(numbers, row)
+    _warnings(run, numbers, row)
     _note(frame, row)
     for section in (_measured, _by_layer, _costs, _speed_and_needles, _served):
         guarded(section)(frame, run, numbers)
@@ -60,7 +60,9 @@ def _head(frame: Frame, run: Run, row: Standing) -> None:
             frame.go("new_run", **{"from": run.id})
 
 
-def _warnings(numbers: Sequence[Measurement], row: Standing) -> None:
+def _warnings(run: Run, numbers: Sequence[Measurement], row: Standing) -> None:
+    if faults := run.facts.get("faults"):
+        st.warning(plain(f"Wrong in the checkpoint: {'; '.join(map(str, faults))}."))
     if row.is_partly_cast:
         st.warning(
             f"{row.uncast_share:.0%} of the blocks’ matrix weights were left in BF16: loss, size and speed are those "

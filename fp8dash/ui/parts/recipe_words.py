@@ -36,8 +36,11 @@ def in_words(recipe: Recipe) -> list[str]:
     KV cache: E4M3FN, one scale per head, dynamic.
     Left out: *.o_proj, lm_head.
     """
+    if recipe.stored and not (recipe.weights or recipe.activations):
+        return [f"What {recipe.stored} stores."]
     casts = ((WEIGHTS, recipe.weights), (ACTIVATIONS, recipe.activations))
-    sentences = [f"{OPERANDS[operand]}: {_operand(cast, operand)}." for operand, cast in casts]
+    sentences = [f"What {recipe.stored} stores."] if recipe.stored else []
+    sentences += [f"{OPERANDS[operand]}: {_operand(cast, operand)}." for operand, cast in casts]
     if recipe.kv:
         sentences.append(
             f"KV cache: {recipe.kv.format.name.upper()}, one scale per {recipe.kv.share}, {recipe.kv.scale}."

@@ -13,7 +13,7 @@ from fp8dash.ui.words import lasted, moment, plain
 
 LOG_LINES = 400
 PLURALS = {"versions": "Version of {}", "methods": "Method of {}"}
-FACTS = {"peak_rss_bytes": "Peak memory", "clocks_mhz": "Clocks (MHz)"}
+FACTS = {"peak_rss_bytes": "Peak memory", "clocks_mhz": "Clocks (MHz)", "kv_scales_missing": "Layers without KV scales"}
 
 
 def how_to_serve(run: Run, left: list[Artefact]) -> None:
@@ -59,7 +59,8 @@ def provenance(frame: Frame, run: Run) -> None:
         "Corpus hash": run.corpus_hash or DASH,
     }
     for key, value in run.facts.items():
-        facts |= _fact_rows(key, value)
+        if key != "recipe":
+            facts |= _fact_rows(key, value)
     left, right = st.columns(2, gap="large")
     left.dataframe(
         pd.DataFrame({"Fact": list(facts), "Value": list(facts.values())}),
@@ -94,4 +95,4 @@ def _fact(key: str, value: object) -> str:
         return ", ".join(f"{name} {version}" for name, version in value.items())
     if key.endswith("_bytes") and isinstance(value, int | float):
         return f"{three(value / 1e6)} MB"
-    return str(value)
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
