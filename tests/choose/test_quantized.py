@@ -5,7 +5,8 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 
 from fp8dash.choose.models.checkpoint import quantization_config, scheme_of
-from fp8dash.choose.models.quantized import AWQ, BLOCKS, GPTQ, INVERSE, MODELOPT, quantized_of
+from fp8dash.choose.models.claims import quantized_of
+from fp8dash.choose.models.quantized import AWQ, BLOCKS, GPTQ, INVERSE, MODELOPT
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.errors import InvalidChoice, ModelError

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fp8dash.choose.models.claims import quantized_of
 from fp8dash.choose.models.hub_id import hub_id
-from fp8dash.choose.models.quantized import Quantization, quantized_of
+from fp8dash.choose.models.quantized import Quantization
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import content_hash

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8dash.choose.casts import Cast
+from fp8dash.choose.models.claims import quantized_of
 from fp8dash.choose.models.groups import group_of
-from fp8dash.choose.models.quantized import Quantization, StoredGroup, quantized_of
+from fp8dash.choose.models.quantized import Quantization, StoredGroup
 from fp8dash.choose.recipe import Override, Recipe
 from fp8dash.choose.records import ATTENTION, EXPERTS, MLP
 from fp8dash.model.xray.faults import Fault, faults_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp8dash.choose.models.quantized import quantized_of
+from fp8dash.choose.models.claims import quantized_of
 from fp8dash.model.imported.decode import decoded
 from fp8dash.model.xray.faults import faults_of
 from fp8dash.model.xray.matrices import matrices_of
