@@ -95,6 +95,50 @@ def test_what_our_casts_cannot_say_is_said_in_words():
     ]  # fmt: skip
 
 
+def test_gptqmodels_own_fields_of_modules_are_read():
+    """vLLM, quantization/utils/gptq_utils.py, get_dynamic_override: patterns that match from the start of a name."""
+    dynamic = {
+        r"-:.*\.down_proj": {},
+        r"+:.*layers\.1\..*": {"bits": 8, "group_size": 64},
+        r".*layers\.2\.": {"bits": 8},
+    }
+    read = quantized_of({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic})
+    texts = [group and group.weights.text for group in map(read.group_of, (
+        "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj", "model.layers.1.mlp.up_proj",
+        "model.layers.2.mlp.up_proj",
+    ))]  # fmt: skip
+    assert texts == ["int4/1x128/ct", None, "int8/1x64/ct", "int8/1x128/ct"]
+    assert read.scheme == "W4A16" and all(group.zeros_less_one for group in read.groups)
+
+
+def test_optimum_names_the_modules_that_are_cast():
+    inside = [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "modules_in_block_to_quantize": inside}
+    read = quantized_of(config)
+    assert read.group_of(NAME) and read.group_of("model.layers.0.self_attn.k_proj")
+    assert read.group_of("model.layers.0.mlp.down_proj") is None and read.group_of("lm_head") is None
+
+
+def test_modelopts_mixed_precision_is_read_layer_by_layer():
+    layers = {NAME: {"quant_algo": "NVFP4", "group_size": 16}, NAME.replace("up", "down"): {"quant_algo": "fp8"}}
+    read = quantized_of(
+        {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}} | {"quant_method": "modelopt"}
+    )
+    assert [read.group_of(name) and read.group_of(name).packing for name in (*layers, "lm_head")] == [
+        MODELOPT, "codes", None,
+    ]  # fmt: skip
+    assert read.scheme == "MIXED_PRECISION"
+
+
+@pytest.mark.parametrize("version", ["gemv", "GEMV_fast", "llm-awq", "marlin"])
+def test_awq_words_that_lie_otherwise_are_refused(version):
+    """AutoAWQ, modules/linear/gemv.py: words of inputs, [out, in / 8]; gemm.py alone is read."""
+    config = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": version}
+    with pytest.raises(ModelError, match="which is not read|are not read"):
+        quantized_of(config)
+    assert quantized_of(config | {"version": "GEMM"}).groups[0].packing == AWQ
+
+
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
 
 

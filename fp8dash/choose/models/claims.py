@@ -96,7 +96,12 @@ def _group(group: dict[str, Any], whole: str) -> StoredGroup:
         unsaid.append("weights have zero points")
     if activations and activations.get("symmetric") is False:
         unsaid.append("activations have zero points")
-    return StoredGroup(texts(group["targets"]), casts[0], casts[1], _packing(layout), zeros, unsaid=tuple(unsaid))
+    ordered = weights is not None and weights.get("actorder") in ("group", True)
+    if ordered:
+        unsaid.append("activation order: columns are grouped by weight_g_idx")
+    return StoredGroup(
+        texts(group["targets"]), casts[0], casts[1], _packing(layout), zeros, ordered=ordered, unsaid=tuple(unsaid)
+    )
 
 
 def _cast(args: dict[str, Any], of_activations: bool) -> Cast | None:
@@ -150,8 +155,8 @@ def _scheme(groups: tuple[StoredGroup, ...]) -> str:
         return "custom"
     key = (weights.format.name, weights.tile.name, activations.tile.name if activations else "")
     name = SCHEMES.get(key, "custom")
-    if weights.format == INT4 and activations is None and weights.tile.rows == 1:
-        name = "W4A16_ASYM" if groups[0].zero_points else "W4A16"
+    if weights.format in (INT4, INT8) and activations is None and weights.tile.rows == 1:
+        name = f"W{weights.format.bits}A16{'_ASYM' * groups[0].zero_points}"
     static = activations is not None and activations.is_observed
     return {"FP8": "FP8" if static else "custom"}.get(name, name)
 
@@ -190,52 +195,88 @@ def _mxfp4(config: dict[str, Any]) -> Quantization:
 
 
 def _gptq(config: dict[str, Any]) -> Quantization:
-    """AutoGPTQ and GPTQModel: `quantize_config.json`, and the same fields in config.json."""
-    unsaid = ["activation order: columns are grouped by g_idx"] if config.get("desc_act") else []
+    """AutoGPTQ and GPTQModel: `quantize_config.json`, and the same fields in config.json.
+
+    GPTQModel's `dynamic` gives modules fields of their own, or leaves them out (vLLM, `utils/gptq_utils.py`);
+    optimum's `modules_in_block_to_quantize` names all that are cast.
+    """
     ignored = texts(config.get("modules_in_block_to_not_quantize") or config.get("modules_to_not_convert"))
+    inside = config.get("modules_in_block_to_quantize") or [LINEAR]
+    targets = texts([name for part in inside for name in (part if isinstance(part, list) else [part])])
+    groups: list[StoredGroup] = []
+    for pattern, fields in (config.get("dynamic") or {}).items():
+        if pattern.startswith("-:"):
+            ignored += texts([f"re:{pattern.removeprefix('-:')}"])
+        else:
+            own = texts([f"re:{pattern.removeprefix('+:')}"])
+            groups.append(_gptq_group(config | fields, own))
+    whole = _gptq_group(config, targets)
+    scheme = f"W{int(config['bits'])}A16{'_ASYM' * whole.zero_points}"
+    return Quantization("gptq", scheme, "gptq", (*groups, whole), ignored)
+
+
+def _gptq_group(config: dict[str, Any], targets: tuple[str, ...]) -> StoredGroup:
     zeros = config.get("sym", True) is not True
-    read = _four_bit(config, "gptq", int(config["bits"]), GPTQ, zeros, unsaid, ignored)
-    if config.get("checkpoint_format") == "gptq_v2":
-        return read
-    return replace(read, groups=tuple(replace(group, zeros_less_one=True) for group in read.groups))
+    group = _integers(config, int(config["bits"]), GPTQ, zeros, targets)
+    group = replace(group, zeros_less_one=config.get("checkpoint_format") != "gptq_v2")
+    if not config.get("desc_act") or int(config.get("group_size") or -1) == -1:
+        return group  # one group a row: its order is none
+    return replace(group, ordered=True, unsaid=("activation order: columns are grouped by g_idx", *group.unsaid))
 
 
 def _awq(config: dict[str, Any]) -> Quantization:
     """AutoAWQ (transformers, `AwqConfig`): w_bit and q_group_size in older files."""
+    version = str(config.get("version") or config.get("format") or "gemm").lower()
+    if version not in AWQ_VERSIONS:
+        raise ModelError(
+            f"The checkpoint's quantization_config says AWQ version {shown(version)}, whose words lie otherwise and "
+            f"are not read: choose a checkpoint of {', '.join(AWQ_VERSIONS)}."
+        )
     bits, zeros = int(config.get("bits") or config["w_bit"]), bool(config.get("zero_point", True))
+    group = _integers(config, bits, AWQ, zeros, (LINEAR,))
     ignored = texts(config.get("modules_to_not_convert"))
-    return _four_bit(config, "awq", bits, AWQ, zeros, [], ignored)
+    return Quantization("awq", f"W{bits}A16{'_ASYM' * zeros}", "awq", (group,), ignored)
 
 
-def _four_bit(
-    config: dict[str, Any],
-    method: str,
-    bits: int,
-    packing: str,
-    zeros: bool,
-    unsaid: list[str],
-    ignored: tuple[str, ...],
-) -> Quantization:
+AWQ_VERSIONS = (
+    "gemm",
+    "exllama",
+)  # exllama repacks gemm's words when they are loaded: AutoAWQ, modules/linear/exllama.py
+
+
+def _integers(config: dict[str, Any], bits: int, packing: str, zeros: bool, targets: tuple[str, ...]) -> StoredGroup:
     size = int(config.get("group_size") or config.get("q_group_size") or -1)
     tile = ROW if size == -1 else tile_of(f"1x{size}")
     fmt = FORMATS_OF.get((INT, bits))
     if tile is None:
         raise unreadable(f"group_size {size}")
-    unsaid = unsaid + ["weights have zero points"] * zeros + [f"weights have {bits} bits"] * (fmt is None)
-    cast = Cast(fmt, tile, guard=CT) if fmt else None
-    group = StoredGroup((LINEAR,), cast, None, packing, zeros, unsaid=tuple(unsaid))
-    return Quantization(method, f"W{bits}A16{'_ASYM' * zeros}", method, (group,), ignored)
+    unsaid = ["weights have zero points"] * zeros + [f"weights have {bits} bits"] * (fmt is None)
+    return StoredGroup(targets, Cast(fmt, tile, guard=CT) if fmt else None, None, packing, zeros, unsaid=tuple(unsaid))
 
 
 def _modelopt(config: dict[str, Any]) -> Quantization:
-    """ModelOpt's `hf_quant_config.json`, or the same in config.json (`export/quant_utils.py`)."""
+    """ModelOpt's `hf_quant_config.json` (`export/quant_utils.py`), or the same in config.json, where
+    `export/convert_hf_config.py` renames fields; `quantized_layers` of MIXED_PRECISION names each layer's algorithm.
+    """
     config = config.get("quantization") or config
-    algorithm, ignored = config.get("quant_algo"), texts(config.get("exclude_modules") or config.get("ignore"))
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise unreadable(f"quant_algo {shown(algorithm)} is none of {', '.join(ALGORITHMS)}")
-    kv = KvCast(E4M3FN, "tensor", "static") if config.get("kv_cache_quant_algo") == "FP8" else None
-    groups = (StoredGroup((LINEAR,), *ALGORITHMS[algorithm]),) if algorithm else ()
-    return Quantization("modelopt", str(algorithm), "modelopt", groups, ignored, kv)
+    ignored = texts(config.get("exclude_modules") or config.get("ignore"))
+    whole = str(config.get("quant_algo") or "").upper()
+    layers: dict[str, list[str]] = {}
+    for name, fields in (config.get("quantized_layers") or {}).items():
+        layers.setdefault(str(fields["quant_algo"]).upper(), []).append(name)
+    if whole and whole != "MIXED_PRECISION":
+        layers[whole] = [LINEAR]
+    if unread := next((name for name in layers if name not in ALGORITHMS), None):
+        raise unreadable(f"quant_algo {shown(unread)} is none of {', '.join(ALGORITHMS)}")
+    groups = tuple(StoredGroup(texts(names), *ALGORITHMS[algorithm]) for algorithm, names in layers.items())
+    return Quantization("modelopt", whole or "none", "modelopt", groups, ignored, _modelopt_kv(config))
+
+
+def _modelopt_kv(config: dict[str, Any]) -> KvCast | None:
+    algorithm = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
+    if isinstance(algorithm, dict):
+        algorithm = "FP8" if (algorithm.get("type"), algorithm.get("num_bits")) == (FLOAT, 8) else ""
+    return KvCast(E4M3FN, "tensor", "static") if str(algorithm).upper() == "FP8" else None
 
 
 METHODS: dict[str, Callable[[dict[str, Any]], Quantization]] = {
@@ -268,7 +309,6 @@ SCHEMES = {  # format and tile of the weights, tile of the activations
     ("e2m1", "1x16", "1x16"): "NVFP4",
     ("e2m1", "1x16", ""): "NVFP4A16",
     ("int8", "row", "row"): "W8A8",
-    ("int8", "row", ""): "W8A16",
 }
 ALGORITHMS: dict[str, tuple[Cast, Cast | None, str]] = {
     "FP8": (Cast(E4M3FN, TENSOR), Cast(E4M3FN, TENSOR, when=STATIC), CODES),

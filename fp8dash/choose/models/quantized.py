@@ -16,7 +16,7 @@ from fp8dash.errors import ModelError
 # How a matrix [out, in] lies in the file. The names are ours; each is one layout of tensors.
 CODES = "codes"  # .weight: one byte a code, [out, in]; .weight_scale
 INVERSE = "codes, weight_scale_inv"  # .weight as above; .weight_scale_inv, which multiplies in spite of its name
-WORDS = "int32 words"  # .weight_packed [out, in / 8]: eight codes plus 8, low nibble first
+WORDS = "int32 words"  # .weight_packed [out, in * bits / 32]: codes less the least one, the lowest bits first
 NIBBLES = "nibbles"  # .weight_packed [out, in / 2]: two E2M1 codes a byte, low nibble first
 MODELOPT = "nibbles in weight"  # .weight [out, in / 2] uint8, as NIBBLES; .weight_scale, .weight_scale_2
 BLOCKS = "blocks"  # _blocks [experts, out, in / 32, 16] uint8 and _scales: GPT-OSS
@@ -44,6 +44,7 @@ class StoredGroup:
     packing: str
     zero_points: bool = False  # stored codes are unsigned, each less its group's zero point
     zeros_less_one: bool = False  # stored zero points are one too small: GPTQ's first version
+    ordered: bool = False  # each column's group is stored, since columns were sorted by activation
     unsaid: tuple[str, ...] = ()
 
 
@@ -68,8 +69,9 @@ class Quantization:
         """
         if any(names(pattern, module) for pattern in self.ignored):
             return None
-        exact = next((group for group in self.groups if any(names(t, module) for t in group.targets)), None)
-        return exact or next((group for group in self.groups if LINEAR in group.targets), None)
+        named = next((group for group in self.groups if module in group.targets), None)
+        fitting = named or next((group for group in self.groups if any(names(t, module) for t in group.targets)), None)
+        return fitting or next((group for group in self.groups if LINEAR in group.targets), None)
 
     @property
     def recipe(self) -> Recipe | None:

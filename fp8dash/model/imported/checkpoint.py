@@ -85,6 +85,11 @@ def _refuse_undecodable(
         )
     if not any(matrix.packing for matrix in matrices):
         raise ModelError(f"{folder} has a quantization_config and no codes: choose a checkpoint that stores them.")
+    if odd := next((matrix.module for matrix in matrices if matrix.packing and matrix.format is None), None):
+        raise ModelError(
+            f"{folder} stores {odd} in integers of another width than 4 or 8 bits, which are not decoded here: choose "
+            "a checkpoint of 4 or 8 bits."
+        )
     if odd := next((text for group in claim.groups for text in group.unsaid if text.startswith("activations")), None):
         raise ModelError(
             f"{folder} asks for {odd}, a cast of activations that cannot be emulated here: choose a checkpoint with "

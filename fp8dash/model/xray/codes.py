@@ -28,16 +28,21 @@ class Integers:
     scales: Array  # [rows, groups], as float32
 
 
-def integers_of(checkpoint: Opened, matrix: StoredMatrix) -> Integers:
-    """The codes of a matrix packed as WORDS, GPTQ or AWQ whose tensors all have the shapes that they should."""
-    bits = matrix.format.bits if matrix.format else 4
-    codes, zeros = UNPACKERS[matrix.packing](checkpoint, matrix, bits)
+def integers_of(checkpoint: Opened, matrix: StoredMatrix, rows: int | None = None) -> Integers:
+    """The codes of a matrix packed as WORDS, GPTQ or AWQ whose tensors all have the shapes that they should.
+
+    Of its first `rows` alone where they are given: no others are read.
+    """
+    bits, rows = matrix.format.bits if matrix.format else 4, min(rows or matrix.rows, matrix.rows)
+    codes, zeros = UNPACKERS[matrix.packing](checkpoint, matrix, bits, rows)
+    less_one = matrix.packing == GPTQ and (matrix.claim is None or matrix.claim.zeros_less_one)
     if matrix.packing != WORDS and f"{matrix.module}.qzeros" not in checkpoint.tensors:
         zeros = np.full((1, 1), 1 << (bits - 1), np.int16)
-    elif matrix.claim and matrix.claim.zeros_less_one:
+    elif less_one:
         zeros = zeros + 1
     scales = checkpoint.values(matrix.scale).astype(np.float32)
     scales = scales.T if matrix.packing in (GPTQ, AWQ) else scales.reshape(matrix.grid)
+    scales = scales[:rows]
     return Integers(codes, np.broadcast_to(zeros, scales.shape), _groups(checkpoint, matrix), scales)
 
 
@@ -53,32 +58,35 @@ def _groups(checkpoint: Opened, matrix: StoredMatrix) -> Array:
     return np.minimum(np.arange(matrix.cols) // width, count - 1)
 
 
-def _words(checkpoint: Opened, matrix: StoredMatrix, bits: int) -> tuple[Array, Array]:
+def _words(checkpoint: Opened, matrix: StoredMatrix, bits: int, rows: int) -> tuple[Array, Array]:
     half = 1 << (bits - 1)
-    codes = unpacked(checkpoint.raw(matrix.codes), bits)[:, : matrix.cols] - half
+    codes = unpacked(checkpoint.raw(matrix.codes)[:rows], bits)[:, : matrix.cols] - half
     name = f"{matrix.module}.weight_zero_point"
     if name not in checkpoint.tensors:
         return codes, np.zeros((1, 1), np.int16)
     zeros = checkpoint.raw(name)  # int32 [rows * bits / 32, groups]: packed along the rows
-    return codes, unpacked(zeros.T, bits).T[: matrix.rows] - half
+    return codes, unpacked(zeros.T, bits).T[:rows] - half
 
 
-def _gptq(checkpoint: Opened, matrix: StoredMatrix, bits: int) -> tuple[Array, Array]:
-    codes = unpacked(checkpoint.raw(matrix.codes).T, bits)
-    return codes, _zeros(checkpoint, matrix, bits)
+def _gptq(checkpoint: Opened, matrix: StoredMatrix, bits: int, rows: int) -> tuple[Array, Array]:
+    codes = unpacked(checkpoint.raw(matrix.codes)[:, :rows].T, bits)
+    return codes, _zeros(checkpoint, matrix, bits, rows)
 
 
-def _awq(checkpoint: Opened, matrix: StoredMatrix, bits: int) -> tuple[Array, Array]:
-    return unpacked(checkpoint.raw(matrix.codes), bits, AWQ_ORDER).T, _zeros(checkpoint, matrix, bits, AWQ_ORDER)
+def _awq(checkpoint: Opened, matrix: StoredMatrix, bits: int, rows: int) -> tuple[Array, Array]:
+    words = checkpoint.raw(matrix.codes)[:, : -(-rows * bits // 32)]
+    return unpacked(words, bits, AWQ_ORDER).T[:rows], _zeros(checkpoint, matrix, bits, rows, AWQ_ORDER)
 
 
-def _zeros(checkpoint: Opened, matrix: StoredMatrix, bits: int, order: Array | None = None) -> Array:
+def _zeros(checkpoint: Opened, matrix: StoredMatrix, bits: int, rows: int, order: Array | None = None) -> Array:
     """Zero points [rows, groups] of words that are packed along the rows; none where none are stored."""
     name = f"{matrix.module}.qzeros"
-    return unpacked(checkpoint.raw(name), bits, order).T if name in checkpoint.tensors else np.zeros((1, 1), np.int16)
+    if name not in checkpoint.tensors:
+        return np.zeros((1, 1), np.int16)
+    return unpacked(checkpoint.raw(name), bits, order).T[:rows]
 
 
-UNPACKERS: dict[str, Callable[[Opened, StoredMatrix, int], tuple[Array, Array]]] = {
+UNPACKERS: dict[str, Callable[[Opened, StoredMatrix, int, int], tuple[Array, Array]]] = {
     WORDS: _words,
     GPTQ: _gptq,
     AWQ: _awq,

@@ -13,17 +13,33 @@ import numpy as np
 
 from fp8dash.choose.formats import INT4, INT8
 from fp8dash.choose.models.groups import group_of, is_outside, is_routed_expert
-from fp8dash.choose.models.quantized import AWQ, BLOCKS, GPTQ, INVERSE, MODELOPT, NIBBLES, WORDS, Quantization
+from fp8dash.choose.models.quantized import (
+    AWQ,
+    BLOCKS,
+    GPTQ,
+    INVERSE,
+    MODELOPT,
+    NIBBLES,
+    WORDS,
+    Quantization,
+    StoredGroup,
+)
 from fp8dash.choose.records import ROUTER
+from fp8dash.choose.scaling import POW2
 from fp8dash.model.xray.matrices import SCALES, StoredMatrix, is_head
 from fp8dash.model.xray.tensors import Opened, powers
 
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("in_proj_qkv", "in_proj_z"))
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("in_proj_qkv", "in_proj_z"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)  # fmt: skip
 WIDE_SCALES = ("F32", "BF16", "F16")
 KV_SCALES = ("k_scale", "v_scale")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 WORD_DTYPES = {WORDS: "I32", GPTQ: "I32", AWQ: "I32", NIBBLES: "U8", MODELOPT: "U8", BLOCKS: "U8"}
 GLOBAL_SCALES = {NIBBLES: "weight_global_scale", MODELOPT: "weight_scale_2"}
+INPUT_SCALES = {NIBBLES: ("input_global_scale",), INVERSE: ("activation_scale", "input_scale")}  # else input_scale
+INDICES = {GPTQ: "g_idx", WORDS: "weight_g_idx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,7 @@ FAULTS = {  # kind: what it means, and what comes of it
     "missing kv scale": "the config promises scales of the KV cache, and some are missing: engines take 1.0",
     "missing input scale": "the config says static activations, and their scale is missing",
     "zero points": "zero points are stored where the config has none, or missing where it has them",
+    "group index": "the group of each column is missing or is none, or the config says nothing of an order",
     "packed shape": "the packed words hold another shape than weight_shape says",
     "tied head": "the config ties the head to the embedding, and a cast head of its own is stored",
     "dtype": "a matrix is stored in another dtype than the config says of the model",
@@ -86,6 +103,7 @@ def _all(checkpoint: Opened, matrices: tuple[StoredMatrix, ...], claim: Quantiza
     for matrix in matrices:
         if matrix.packing:
             yield from _codes(checkpoint, matrix)
+            yield from _group_index(checkpoint, matrix)
             yield from _scales(checkpoint, matrix, claim)
         yield from _claims(checkpoint, matrix, claim)
     yield from _fused(matrices)
@@ -107,9 +125,43 @@ def _codes(checkpoint: Opened, matrix: StoredMatrix) -> Named:
         zeros = f"{matrix.module}.weight_zero_point" in checkpoint.tensors
         if claimed and claimed.zero_points != zeros:
             yield "zero points", matrix.module, "missing" if claimed.zero_points else "stored"
-    missing = f"{matrix.module}.qzeros" not in checkpoint.tensors
-    if matrix.packing in (GPTQ, AWQ) and missing and claimed and claimed.zero_points:
-        yield "zero points", matrix.module, "missing"
+    if matrix.packing in (GPTQ, AWQ) and claimed:
+        yield from _zero_points(checkpoint, matrix, claimed)
+
+
+def _zero_points(checkpoint: Opened, matrix: StoredMatrix, claimed: StoredGroup) -> Named:
+    """GPTQ's and AWQ's: without them, engines take the middle of the range, whatever is stored."""
+    name, bits = f"{matrix.module}.qzeros", matrix.format.bits if matrix.format else 0
+    if name not in checkpoint.tensors:
+        if claimed.zero_points:
+            yield "zero points", matrix.module, "missing"
+        return
+    words = checkpoint.raw(name)
+    if claimed.zero_points or not bits or words.dtype != np.int32 or not words.size:
+        return
+    middle = (1 << bits - 1) - claimed.zeros_less_one
+    due = sum(middle << place for place in range(0, 32, bits))
+    if (words.view(np.uint32) != due).any():
+        yield "zero points", matrix.module, f"the config has none, and {name} holds others than {middle}"
+
+
+def _group_index(checkpoint: Opened, matrix: StoredMatrix) -> Named:
+    """vLLM reads the index only where the config orders columns by activation; AutoGPTQ always."""
+    name = f"{matrix.module}.{INDICES.get(matrix.packing, '')}"
+    ordered = matrix.claim is not None and matrix.claim.ordered
+    if matrix.packing not in INDICES or matrix.tile is None:
+        return
+    if name not in checkpoint.tensors:
+        if ordered:
+            yield "group index", matrix.module, f"no {name}"
+        return
+    index, groups = checkpoint.values(name), matrix.grid[1]
+    if matrix.packing == WORDS and not ordered and (index == -1).all():
+        return  # compressed-tensors: not ordered
+    if index.shape != (matrix.cols,) or index.min() < 0 or index.max() >= groups:
+        yield "group index", name, f"not {matrix.cols:,} numbers below {groups:,}"
+    elif matrix.claim and not ordered and (index != np.arange(matrix.cols) // (matrix.tile.cols or matrix.cols)).any():
+        yield "group index", name, "columns are out of order, of which the config says nothing"
 
 
 def _scales(checkpoint: Opened, matrix: StoredMatrix, claim: Quantization | None) -> Named:
@@ -151,8 +203,9 @@ def _scale_dtypes(checkpoint: Opened, matrix: StoredMatrix) -> tuple[str, ...]:
     if claimed == "e4m3":
         return ("F8_E4M3",)
     half = checkpoint.config.get("dtype", checkpoint.config.get("torch_dtype")) == "float16"
-    wide = WIDE_SCALES if half or matrix.format in (INT4, INT8) else ("F32", "BF16")
-    return (*wide, "F8_E8M0") if matrix.packing == INVERSE else wide
+    wide = WIDE_SCALES if half or matrix.packing == WORDS or matrix.format in (INT4, INT8) else ("F32", "BF16")
+    power = matrix.packing == INVERSE and matrix.claim and matrix.claim.weights and matrix.claim.weights.rule == POW2
+    return (*wide, "F8_E8M0", *(["U8"] if power else [])) if matrix.packing == INVERSE else wide
 
 
 def _shape(matrix: StoredMatrix) -> Named:
@@ -173,11 +226,13 @@ def _shape(matrix: StoredMatrix) -> Named:
 
 
 def _input_scale(checkpoint: Opened, matrix: StoredMatrix) -> Named:
-    claimed, name = matrix.claim.activations if matrix.claim else None, f"{matrix.module}.input_scale"
-    if claimed is None or not claimed.is_observed:
+    claimed = matrix.claim.activations if matrix.claim else None
+    if claimed is None or not (claimed.is_observed or claimed.rule.outer):
         return
-    if name not in checkpoint.tensors:
-        yield "missing input scale", matrix.module, f"no {name}"
+    names = [f"{matrix.module}.{part}" for part in INPUT_SCALES.get(matrix.packing, ("input_scale",))]
+    name = next((name for name in names if name in checkpoint.tensors), "")
+    if not name:
+        yield "missing input scale", matrix.module, f"no {names[-1]}"
         return
     values = checkpoint.values(name)
     if values.size and not (np.isfinite(values).all() and (values > 0).all()):
@@ -189,7 +244,8 @@ def _input_scale(checkpoint: Opened, matrix: StoredMatrix) -> Named:
 def _is_zero(checkpoint: Opened, matrix: StoredMatrix) -> bool:
     """Whether a matrix holds nothing but zeros, whose scale is rightly 1.0: read row by row until a code differs."""
     codes = checkpoint.raw(matrix.codes)
-    blank = 0x88888888 - (1 << 32) if matrix.packing == WORDS else 0
+    middle = 0x80808080 if matrix.format == INT8 else 0x88888888
+    blank = middle - (1 << 32) if matrix.packing == WORDS else 0
     return all((row == blank).all() for row in codes.reshape(-1, codes.shape[-1])) if codes.size else True
 
 
@@ -263,20 +319,20 @@ def _kv(checkpoint: Opened, claim: Quantization | None) -> Named:
     promised = claim is not None and claim.kv is not None and claim.kv.scale == "static"
     suffixes = {name.rpartition(".")[2] for name in checkpoint.tensors}
     stored = [name for name in checkpoint.tensors if name.rpartition(".")[2] in KV_SCALES]
+    by_default = claim is not None and claim.method == "modelopt"  # it writes 1 for all smaller scales of FP8 caches
     if promised and not {"k_scale", "v_scale"} <= suffixes and not attentions:
         yield "missing kv scale", "the model", "none is stored"
     for above in sorted(attentions) if promised else ():
         for part, projection in zip(KV_SCALES, ("k_proj", "v_proj"), strict=True):
-            if (
-                not {f"{above}.{part}", f"{above}.{projection}.{part}", f"{above}.attn.{part}"}
-                & checkpoint.tensors.keys()
-            ):
+            names = {f"{above}.{part}", f"{above}.{projection}.{part}", f"{above}.attn.{part}"}
+            names |= {f"{above}.{projection}.output_scale"}  # older compressed-tensors
+            if not names & checkpoint.tensors.keys():
                 yield "missing kv scale", above, f"no {above}.{part}"
     for name in stored:
         values = checkpoint.values(name)
         if values.size and not (np.isfinite(values).all() and (values > 0).all()):
             yield "scale not finite", name, f"{values.flat[0]:g}"
-        elif values.size and (values == 1.0).all():
+        elif values.size and (values == 1.0).all() and not by_default:
             yield "scale of 1.0", name, "of the KV cache"
 
 

@@ -24,13 +24,20 @@ from fp8dash.choose.models.quantized import (
     StoredGroup,
 )
 from fp8dash.choose.records import EMBEDDING, HEAD, NORM
-from fp8dash.choose.scaling import FLOAT32, NVFP4, ONE_BIT, ROW, TENSOR, ScaleRule, Tile, tile_of
+from fp8dash.choose.scaling import FLOAT32, NVFP4, ONE_BIT, RCEIL, ROW, TENSOR, ScaleRule, Tile, tile_of
 from fp8dash.model.xray.tensors import WIDE, Opened
 
 SCALES = {  # the scale of each layout's codes: its name after the module's, or after the codes' for experts
     CODES: ".weight_scale", INVERSE: ".weight_scale_inv", WORDS: ".weight_scale", NIBBLES: ".weight_scale",
     MODELOPT: ".weight_scale", BLOCKS: "_scales", GPTQ: ".scales", AWQ: ".scales",
 }  # fmt: skip
+INVERSES = (
+    ".weight_scale_inv",
+    ".scale",
+    ".qscale_weight",
+    "_scale_inv",
+)  # its names: transformers, finegrained_fp8.py
+INTEGERS = {4: INT4, 8: INT8}
 STORED: dict[str, Format] = {"F8_E4M3": E4M3FN, "F8_E5M2": E5M2, "I8": INT8}
 
 
@@ -96,11 +103,11 @@ def _matrix(checkpoint: Opened, name: str, claim: Quantization | None) -> Stored
     if part == "qweight" and len(tensor.shape) == 2:
         return _four_bit(checkpoint, module, name, tensor.shape, claimed)
     if part == "weight_packed" and len(tensor.shape) == 2:
-        wide = claimed is not None and claimed.weights is not None and claimed.weights.format == INT8
-        words = (INT8, WORDS, 4) if wide else (INT4, WORDS, 8)
-        fmt, packing, each = (E2M1, NIBBLES, 2) if tensor.dtype == "U8" else words
-        rows, cols = tensor.shape[0], _declared_cols(checkpoint, module, tensor.shape[1] * each)
-        return _cast(checkpoint, module, name, (rows, cols), packing, fmt, claimed)
+        rows, width = tensor.shape
+        if tensor.dtype == "U8":
+            return _cast(checkpoint, module, name, (rows, 2 * width), NIBBLES, E2M1, claimed)
+        bits, cols = _words(checkpoint, module, (rows, width), claimed)
+        return _cast(checkpoint, module, name, (rows, cols), WORDS, INTEGERS.get(bits), claimed)
     stacked = len(tensor.shape) == 3 and "experts" in name and "scale" not in part and not part.endswith("bias")
     if stacked or (part == "weight" and len(tensor.shape) >= 2):
         module = module if part == "weight" else name
@@ -113,33 +120,48 @@ def _matrix(checkpoint: Opened, name: str, claim: Quantization | None) -> Stored
         if tensor.dtype == "U8":
             return _cast(checkpoint, module, name, (rows, 2 * cols), MODELOPT, E2M1, claimed, count)
         if tensor.dtype in STORED:
-            inverse = f"{module}.weight_scale_inv" in checkpoint.tensors
-            packing = INVERSE if inverse else CODES
+            packing = INVERSE if _scale_name(checkpoint, module, INVERSE) in checkpoint.tensors else CODES
             return _cast(checkpoint, module, name, (rows, cols), packing, STORED[tensor.dtype], claimed, count)
     return None
 
 
-def _declared_cols(checkpoint: Opened, module: str, most: int) -> int:
-    """A packed matrix's columns by its weight_shape; those that its words hold where it says nothing that can be."""
-    name = f"{module}.weight_shape"
+def _words(checkpoint: Opened, module: str, shape: tuple[int, int], claimed: StoredGroup | None) -> tuple[int, int]:
+    """Bits a code and columns of packed words [rows, width]: by weight_shape, else by the config."""
+    name, (rows, width) = f"{module}.weight_shape", shape
+    bits = _claimed_bits(claimed)
     if name in checkpoint.tensors and checkpoint.tensors[name].shape == (2,):
-        values = checkpoint.values(name)
-        if len(values) == 2 and most - 8 < int(values[1]) <= most:
-            return int(values[1])
-    return most
+        values = [int(value) for value in checkpoint.values(name)]
+        if len(values) == 2 and values[0] == rows and values[1] > 0:
+            fitting = [own for own in (bits, *range(1, 9)) if math.ceil(values[1] * own / 32) == width]
+            if fitting:  # words of few columns fit several widths
+                return fitting[0], values[1]
+    return bits, width * 32 // bits
+
+
+def _claimed_bits(claimed: StoredGroup | None) -> int:
+    return claimed.weights.format.bits if claimed and claimed.weights else 4
 
 
 def _four_bit(
     checkpoint: Opened, module: str, name: str, shape: tuple[int, ...], claimed: StoredGroup | None
 ) -> StoredMatrix | None:
-    """GPTQ packs eight inputs a word, AWQ eight outputs: the scales' width tells which."""
-    scale = checkpoint.tensors.get(f"{module}.scales")
+    """GPTQ packs inputs into words and AWQ outputs: the scales' width tells which, g_idx or that width the bits."""
+    scale, order = checkpoint.tensors.get(f"{module}.scales"), checkpoint.tensors.get(f"{module}.g_idx")
     outputs = scale.shape[-1] if scale and scale.shape else shape[1]
-    bits = claimed.weights.format.bits if claimed and claimed.weights else 4
-    each = 32 // bits
-    packing = AWQ if outputs == shape[1] * each else GPTQ
-    size = (shape[1] * each, shape[0]) if packing == AWQ else (shape[1], shape[0] * each)
-    return _cast(checkpoint, module, name, size, packing, INT8 if bits == 8 else INT4, claimed)
+    if shape[1] and outputs // shape[1] in (4, 8) and outputs % shape[1] == 0:
+        bits, size, packing = 32 // (outputs // shape[1]), (outputs, shape[0]), AWQ
+    else:
+        inputs = order.shape[0] if order and len(order.shape) == 1 else 0
+        bits = 32 * shape[0] // inputs if inputs and 32 * shape[0] % inputs == 0 else _claimed_bits(claimed)
+        bits = bits if 1 <= bits <= 8 else 4
+        size, packing = (shape[1], 32 * shape[0] // bits), GPTQ
+    return _cast(checkpoint, module, name, size, packing, INTEGERS.get(bits), claimed)
+
+
+def _scale_name(checkpoint: Opened, module: str, packing: str) -> str:
+    """The scale's name: the one of several that is stored, or the usual one."""
+    names = [f"{module}{end}" for end in (INVERSES if packing == INVERSE else (SCALES[packing],))]
+    return next((name for name in names if name in checkpoint.tensors), names[0])
 
 
 def _cast(
@@ -148,17 +170,18 @@ def _cast(
     codes: str,
     shape: tuple[int, int],
     packing: str,
-    fmt: Format,
+    fmt: Format | None,
     claimed: StoredGroup | None,
     count: int = 1,
 ) -> StoredMatrix:
-    scale = f"{module}{SCALES[packing]}"
+    scale = _scale_name(checkpoint, module, packing)
     tensor = checkpoint.tensors.get(scale)
     if tensor is None:
         return StoredMatrix(module, *shape, codes, packing, "", (0, 0), fmt, None, FLOAT32, claimed, count)
     stacked = count > 1 and tensor.shape[:1] == (count,)
     grid = _grid(tensor.shape[1:] if stacked else tensor.shape, packing)
-    rule = ONE_BIT if tensor.dtype in ("U8", "F8_E8M0") else NVFP4 if tensor.dtype == "F8_E4M3" else FLOAT32
+    power = RCEIL if packing in (INVERSE, BLOCKS) else ONE_BIT  # DeepSeek rounds powers of two up
+    rule = power if tensor.dtype in ("U8", "F8_E8M0") else NVFP4 if tensor.dtype == "F8_E4M3" else FLOAT32
     tile = _tile(grid, shape, claimed.weights.tile if claimed and claimed.weights else None)
     return StoredMatrix(module, *shape, codes, packing, scale, grid, fmt, tile, rule, claimed, count)
 
@@ -168,6 +191,8 @@ def _grid(shape: tuple[int, ...], packing: str) -> tuple[int, int]:
         return 1, 1
     if len(shape) == 1:
         return shape[0], 1
+    if len(shape) == 4 and shape[1] == shape[3] == 1:  # ModelOpt's blocks
+        return shape[0], shape[2]
     grid = math.prod(shape[:-1]), shape[-1]
     return (grid[1], grid[0]) if packing in (GPTQ, AWQ) else grid
 

@@ -124,12 +124,19 @@ def _names(tensors: list[GgufTensor]) -> tuple[str, ...]:
 def _castings(matrices: tuple[StoredMatrix, ...]) -> tuple[Casting, ...]:
     kinds: dict[tuple[str, str], list[StoredMatrix]] = {}
     for matrix in matrices:
-        text = matrix.cast.text if matrix.cast else f"{matrix.format.name}, no tile" if matrix.format else ""
+        text = matrix.cast.text if matrix.cast else _unsayable(matrix)
         kinds.setdefault((text, matrix.packing), []).append(matrix)
     return tuple(
         Casting(*kind, len(alike), sum(m.elements for m in alike), tuple(m.module for m in alike))
         for kind, alike in sorted(kinds.items(), key=lambda item: -sum(m.elements for m in item[1]))
     )
+
+
+def _unsayable(matrix: StoredMatrix) -> str:
+    """What is stored where recipes have no words for it; empty for plain weights."""
+    if not matrix.packing:
+        return ""
+    return f"{matrix.format.name}, no tile" if matrix.format else "codes of another width"
 
 
 def bytes_of(checkpoint: Opened, matrix: StoredMatrix) -> int:
@@ -143,7 +150,9 @@ def bytes_of(checkpoint: Opened, matrix: StoredMatrix) -> int:
 
 
 CAST_GROUPS = (ATTENTION, MLP, EXPERTS)  # which a recipe casts unless it says otherwise
-PARTS = ("weight_global_scale", "weight_scale_2", "weight_zero_point", "weight_shape", "qzeros", "g_idx")
+PARTS = (
+    "weight_global_scale", "weight_scale_2", "weight_zero_point", "weight_shape", "weight_g_idx", "qzeros", "g_idx",
+)  # fmt: skip
 
 
 def recipe_of(matrices: tuple[StoredMatrix, ...], claim: Quantization | None) -> str:

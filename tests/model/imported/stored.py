@@ -122,7 +122,7 @@ def modelopt(weights):
     factors = (q.scales * q.outer).repeat_interleave(16, 1)
     decoded = (nibbles[q.codes.int()] * factors).bfloat16()
     tensors = {"weight": pack(q.codes, q.cast.format), "weight_scale": q.scales.to(torch.float8_e4m3fn)}
-    tensors |= {"weight_scale_2": q.outer.view(())}
+    tensors |= {"weight_scale_2": q.outer.view(()), "input_scale": torch.tensor(0.001)}
     config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     return {f"{NAME}.{k}": v for k, v in tensors.items()}, config, decoded
 
