@@ -1,23 +1,16 @@
 """The demo study on the real model: what a newcomer sees must be true."""
 
-import copy
 import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import DEMO_STUDY
-from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Measurement, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.measure.corpora import cut_windows, load_corpus
-from fp8dash.model.as_linears import make_linears
 from fp8dash.model.load import load, locate
-from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
-from tests.layouts import fused, split_into_experts
 
 pytestmark = pytest.mark.demo
 FINE = "w=e4m3fn/1x32 a=e4m3fn/1x32"  # float32 scales: the ladder's last step, which powers of two give away
@@ -56,44 +49,6 @@ def test_the_baselines_perplexity_is_plain_transformers(study, cache):
 def test_the_baseline_does_not_differ_from_itself_and_finds_the_needle(study):
     assert study["BF16"]["kld"] == 0.0 and study["BF16"]["top1"] == 1.0
     assert study["BF16"]["needle"] >= 0.9
-
-
-@pytest.fixture(scope="module")
-def demo(cache):
-    """Its float32 form, whose rounding is far below what a recipe costs."""
-    return AutoModelForCausalLM.from_pretrained(locate("demo", cache), dtype=torch.float32).requires_grad_(False).eval()
-
-
-@pytest.fixture(scope="module")
-def plain(demo, cache):
-    """One window of 128 tokens, and the demo's ln p over it."""
-    tokenizer = AutoTokenizer.from_pretrained(locate("demo", cache))
-    ids = cut_windows(tokenizer, load_corpus("pydocs"), 1, 128, 2048).ids
-    return ids, log_p(demo, ids)
-
-
-@torch.no_grad()
-def log_p(model, ids):
-    return model(input_ids=ids).logits.log_softmax(-1)
-
-
-def kld_of(model, recipe, plain):
-    """KLD in nats of a model, cast, from the demo."""
-    make_linears(model)
-    list(cast_model(model, parse_recipe(recipe), Device("cpu", ""), "emulated"))
-    ids, expected = plain
-    return float((expected.exp() * (expected - log_p(model, ids))).sum(-1).double().mean())
-
-
-@pytest.mark.parametrize(
-    ("layout", "recipe"),
-    [(split_into_experts, "w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil"), (fused, "w=e4m3fn/row a=e4m3fn/row")],
-)
-def test_the_demos_weights_in_another_layout_lose_what_the_demo_loses(demo, plain, layout, recipe):
-    """In tiles that both have alike: groups of 32 that no expert's edge divides, and rows that are fused whole."""
-    assert kld_of(layout(demo), "bf16", plain) == pytest.approx(0, abs=1e-6)
-    loss = kld_of(copy.deepcopy(demo), recipe, plain)
-    assert kld_of(layout(demo), recipe, plain) == pytest.approx(loss, rel=1e-3) and loss > 0.01
 
 
 def test_divergence_falls_as_float32_scaled_tiles_get_finer(study):
