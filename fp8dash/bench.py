@@ -1,7 +1,6 @@
 """What the stages of one run pass on to each other, and what is said of it beside its numbers."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ from fp8dash.measure.needles.prompts import NeedleGrid, Prompt
 from fp8dash.measure.provenance import made_with
 from fp8dash.model.calibration import Observed
 from fp8dash.model.hub import commit_of
-from fp8dash.model.imported.checkpoint import Checkpoint
+from fp8dash.model.imported.origins import Origins, StoredModel
 from fp8dash.model.load import LoadedModel, check_tokens
 from fp8dash.model.passes import Passes
 from fp8dash.model.reading import CHUNK
-from fp8dash.model.xray.matrices import StoredMatrix
 
 HASHES: dict[str, type[Fp8dashError]] = {
     "model_hash": ModelError,
@@ -50,7 +48,7 @@ class Bench:
     passes: Passes
     recorded: dict[str, str | None] = field(default_factory=dict)  # hashes of what an earlier attempt measured
     facts: dict[str, Any] = field(default_factory=dict)  # facts about the run from the current stage
-    checkpoint: Checkpoint | None = None  # from load, where the recipe is what one stores
+    checkpoint: StoredModel | None = None  # from load, where the recipe is what one stores
     loaded: LoadedModel = field(init=False)  # from load, as are the next five
     reading: Reading = field(init=False)  # with BOS resolved
     chunk: int = CHUNK  # of prompts; WHOLE if the model computes something else when read in chunks
@@ -58,7 +56,7 @@ class Bench:
     windows: Windows = field(init=False)  # only where one of WINDOWED is measured
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
     calibrated_on: dict[str, Any] = field(init=False)
-    prints: Mapping[bytes, StoredMatrix] = field(init=False)  # with a checkpoint's model
+    origins: Origins = field(init=False)  # with a checkpoint's model
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
     untimed: float = field(init=False)  # share of the blocks' weights that have no shape there

@@ -110,7 +110,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     if bench.recipe.stored:
         bench.checkpoint = read_checkpoint(bench.recipe.stored)
         bench.recipe = bench.checkpoint.recipe
-    folder = bench.checkpoint.folder if bench.checkpoint and bench.is_alone else locate(request.model, bench.cache)
+    folder = bench.checkpoint.place if bench.checkpoint and bench.is_alone else locate(request.model, bench.cache)
     brings_code = own_code(folder)
     yield Progress("load", 1, 3, f"reading weights{NOT_RUN if brings_code else ''}")
     if bench.is_alone:
@@ -170,7 +170,7 @@ def _cut_texts(bench: Bench) -> None:
 def _load_checkpoint(bench: Bench) -> None:
     """Makes the checkpoint's decoded weights the model under test."""
     assert bench.checkpoint is not None
-    bench.loaded, bench.prints = load_checkpoint(bench.checkpoint, bench.cache, bench.where)
+    bench.loaded, bench.origins = load_checkpoint(bench.checkpoint, bench.cache, bench.where)
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
@@ -232,14 +232,14 @@ def _quantize(bench: Bench) -> Iterator[Item]:
     observed = yield from _observed(bench, "quantize")
     base, checkpoint = bench.loaded.model, bench.checkpoint
     if checkpoint and not bench.is_alone:
-        yield Progress("quantize", 0, 1, f"decoding {checkpoint.folder.name}")
+        yield Progress("quantize", 0, 1, f"decoding {checkpoint.place.name}")
         _load_checkpoint(bench)
         bench.passes.watch(bench.loaded.model, bench.base_head)
     model = bench.loaded.model
     total, active = len(planned(model, bench.recipe)), active_share(model)
     with torch.no_grad():
         if checkpoint:
-            swaps = stored_swaps(model, None if bench.is_alone else base, checkpoint, bench.prints)
+            swaps = stored_swaps(model, None if bench.is_alone else base, checkpoint.place, bench.origins)
         else:
             swaps = cast_model(model, bench.recipe, bench.device, bench.request.backend, observed)
         for item in weight_error(swaps, total, active):

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fp8dash.choose.presets import DEMO_STUDY
-from fp8dash.choose.records import Measurement, StageResult
+from fp8dash.choose.records import Layer, Measurement, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.measure.corpora import cut_windows, load_corpus
-from fp8dash.model.load import load, locate
+from fp8dash.model.load import demo_file, load, locate
+from fp8dash.model.xray.xray import xray
 from fp8dash.pipeline import run_stages
 
 pytestmark = pytest.mark.demo
@@ -49,6 +50,16 @@ def test_the_baselines_perplexity_is_plain_transformers(study, cache):
 def test_the_baseline_does_not_differ_from_itself_and_finds_the_needle(study):
     assert study["BF16"]["kld"] == 0.0 and study["BF16"]["top1"] == 1.0
     assert study["BF16"]["needle"] >= 0.9
+
+
+def test_the_file_that_the_demo_was_made_of_loses_nothing_against_it(cache):
+    request = Request.of(recipe=f"stored={demo_file()}", measures=("perplexity",), windows=1, window_length=128)
+    stages = [item for item in run_stages(request, frozenset(), cache) if isinstance(item, StageResult)]
+    values = {row.name: row.value for one in stages for row in one.rows if isinstance(row, Measurement)}
+    assert values["kld"] == 0.0 and values["weight_sqnr_db"] is None and values["uncast_share"] == 0.0
+    casts = {layer.cast for one in stages for layer in one.rows if isinstance(layer, Layer)}
+    assert casts == {"", "q4_1", "q8_0"}
+    assert values["model_bytes"] == pytest.approx(xray(demo_file()).size_bytes, rel=0.01), "norms are 32 bits there"
 
 
 def test_divergence_falls_as_float32_scaled_tiles_get_finer(study):

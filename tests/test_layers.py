@@ -22,6 +22,9 @@ TIERS = [
 ]
 # Files that are no room of their own, and the tier that each comes after; 0: it knows no room at all.
 LOOSE = {"errors": 0, "places": 0, "stats": 0, "bench": 5, "pipeline": 5, "options": 9, "serve": 9, "cli": 9, "app": 9}
+LAZY = (  # whose packages are loaded only where a run asks for tasks, or for a GGUF file
+    "fp8dash.measure.harness", "fp8dash.measure.tasks", "fp8dash.model.imported.gguf_file",
+)  # fmt: skip
 OWNERS = {
     "streamlit": ("app", "fp8dash.ui"),
     "plotly": ("fp8dash.ui.charts",),
@@ -129,8 +132,8 @@ def test_choosing_and_measuring_need_nothing_that_a_bare_gpu_machine_lacks():
     allowed = {"torch", "numpy", "transformers", "safetensors", "huggingface_hub", "fp8dash"} | sys.stdlib_module_names
     for name in ("choose", "quant", "model", "measure"):
         for file in (ROOT / "fp8dash" / name).rglob("*.py"):
-            if within(module(file), ["fp8dash.measure.harness", "fp8dash.measure.tasks"]):
-                continue  # loaded only where a run asks for tasks
+            if within(module(file), LAZY):
+                continue
             assert {name.split(".")[0] for name in imports(file)} <= allowed, file
 
 

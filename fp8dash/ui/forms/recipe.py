@@ -240,7 +240,7 @@ def _typed(start: Sequence[Recipe], key: Names) -> list[Recipe]:
 def _stored(start: Sequence[Recipe], key: Names) -> list[Recipe]:
     """What a quantized checkpoint stores."""
     first = next((recipe.stored for recipe in start if recipe.stored), "")
-    placeholder = "/models/Name-FP8-dynamic, or org/name"
+    placeholder = "/models/Name-FP8-dynamic, /models/name-Q4_K_M.gguf, org/name or org/name:file.gguf"
     text = st.text_input("Checkpoint", first, key=key("stored"), placeholder=placeholder, help=BESIDE)
     st.caption(BESIDE)
     return [Recipe(stored=text.strip())] if text and text.strip() else []

@@ -44,8 +44,8 @@ def changed(folder, place, change, config=lambda read: read):
 
 def swapped(folder, cache):
     checkpoint = read_checkpoint(folder)
-    loaded, prints = load_checkpoint(checkpoint, cache, CPU)
-    list(stored_swaps(loaded.model, None, checkpoint, prints))
+    loaded, origins = load_checkpoint(checkpoint, cache, CPU)
+    list(stored_swaps(loaded.model, None, checkpoint.place, origins))
     return checkpoint, loaded.model
 
 
