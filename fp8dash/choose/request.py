@@ -235,8 +235,8 @@ class Request:
             raise InvalidChoice("No model is given: choose “demo”, a local folder or a Hub id.")
         if not (self.model in MODELS or is_whole_path(self.model) or hub_id(self.model)):
             raise InvalidChoice(
-                f"“{shown(self.model)}” is not a model: choose “demo”, the whole path of a folder, from /, or a Hub "
-                "id like org/name or org/name@revision."
+                f"“{shown(self.model)}” is not a model: choose “demo”, the whole path of a folder or a GGUF file, "
+                "from /, or a Hub id like org/name, org/name@revision or org/name:file.gguf."
             )
         if not self.corpus.strip():
             raise InvalidChoice("No corpus is given: choose “pydocs” or the path of a UTF-8 text file.")
@@ -293,8 +293,8 @@ class Request:
             )
         if not (is_whole_path(recipe.stored) or hub_id(recipe.stored)):
             raise InvalidChoice(
-                f"“{shown(recipe.stored)}” is not a checkpoint: give stored= the whole path of its folder, from /, or "
-                "a Hub id like org/name or org/name@revision."
+                f"“{shown(recipe.stored)}” is not a checkpoint: give stored= the whole path of its folder or GGUF "
+                "file, from /, or a Hub id like org/name, org/name@revision or org/name:file.gguf."
             )
         if self.backend == "native":
             raise InvalidChoice("The backend native is refused: stored codes are decoded (fp8dash); choose auto.")
