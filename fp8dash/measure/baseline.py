@@ -144,23 +144,56 @@ def _taken(held: BinaryIO) -> bool:
 
 def _measured(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress]:
     """Measures all windows into the file, whole or not at all."""
-    parts: list[Predictions] = []
-    floor: list[float] = []
-    comparer = _floor_comparer(head)
-    with _beside(file) as stream:
+    with Writing(head, windows, file) as writing:
         for index, ids in enumerate(windows.ids):
             yield Progress("baseline", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
-            hidden = hidden_states(model, ids[None])
-            hidden = hidden[windows.rows(index)]
-            parts.append(_checked_predictions(head, hidden, windows.targets(index).to(hidden.device), index))
-            if index == 0:
-                stream.write(_header(windows, hidden))
-            stream.write(_bytes(hidden))
+            writing.states(index, hidden_states(model, ids[None]))
             yield Progress("baseline", 2 * index + 1, 2 * len(windows), f"window {index + 1}, once more in float32")
-            floor.append(_floor(model, comparer, windows, index, (hidden, parts[-1])))
-        for field in fields(Predictions):
-            stream.write(_bytes(torch.cat([getattr(part, field.name) for part in parts])))
-        stream.write(_bytes(torch.tensor(floor, dtype=torch.float64)))
+            writing.widened(index, _in_float32(model, ids[None], index))
+
+
+class Writing:
+    """A baseline as it is measured, window by window, into a file beside its place: whole or not at all."""
+
+    def __init__(self, head: nn.Module, windows: Windows, file: Path) -> None:
+        """Takes the head, and where the baseline goes once all windows were given."""
+        self._head, self._windows, self._comparer = head, windows, _floor_comparer(head)
+        self._beside = _beside(file)
+        self._parts: list[Predictions] = []
+        self._hidden: dict[int, Tensor] = {}  # of windows that are not yet given in float32 too
+        self._floor: list[float] = []
+
+    def __enter__(self) -> "Writing":
+        self._stream = self._beside.__enter__()
+        return self
+
+    def states(self, index: int, hidden: Tensor) -> None:
+        """The next window's last hidden states [L - 1, hidden]; raises NotFinite."""
+        hidden = hidden[self._windows.rows(index)]
+        targets = self._windows.targets(index).to(hidden.device)
+        self._parts.append(_checked_predictions(self._head, hidden, targets, index))
+        if index == 0:
+            self._stream.write(_header(self._windows, hidden))
+        self._stream.write(_bytes(hidden))
+        self._hidden[index] = hidden
+
+    def widened(self, index: int, hidden: Tensor | None) -> None:
+        """The same window's, of the same weights in float32; None where the model does not run in it."""
+        base_hidden = self._hidden.pop(index)
+        if hidden is None:
+            self._floor.append(float("nan"))
+            return
+        targets = self._windows.targets(index).to(hidden.device)
+        widened = hidden[self._windows.rows(index)]
+        scores = self._comparer.compare(widened, base_hidden, self._parts[index], targets)
+        self._floor.append(float(scores.kld.mean()))
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            for field in fields(Predictions):
+                self._stream.write(_bytes(torch.cat([getattr(part, field.name) for part in self._parts])))
+            self._stream.write(_bytes(torch.tensor(self._floor, dtype=torch.float64)))
+        self._beside.__exit__(*error)
 
 
 def _checked_predictions(head: nn.Module, hidden: Tensor, targets: Tensor, index: int) -> Predictions:
@@ -184,17 +217,14 @@ def _floor_comparer(head: nn.Module) -> Comparer:
     return Comparer(widened, head)
 
 
-def _floor(model: Any, comparer: Comparer, windows: Windows, index: int, base: tuple[Tensor, Predictions]) -> float:
-    """The mean KLD of a window, of the same weights in float32; NaN where the model does not run in it."""
-    hidden, base_told = base
+def _in_float32(model: Any, ids: Tensor, index: int) -> Tensor | None:
+    """A window's last hidden states of the same weights in float32; None where the model does not run in it."""
     try:
         with in_float32(model):
-            widened = hidden_states(model, windows.ids[index][None])[windows.rows(index)]
-        targets = windows.targets(index).to(hidden.device)
-        return float(comparer.compare(widened, hidden, base_told, targets).kld.mean())
+            return hidden_states(model, ids)
     except RuntimeError as error:  # layers that insist on a dtype, or too little memory: no reason to fail a run
         log.warning("no noise floor in window %d: %s", index + 1, str(error).splitlines()[0])
-        return float("nan")
+        return None
 
 
 @contextlib.contextmanager

@@ -82,17 +82,50 @@ def perplexity(
     With `kv` each window is read through a quantized cache of its own. With `until` the run ends at the first look
     (see `stats.looks`) at which the interval of Δ ln PPL reaches no further than this to either side.
     """
-    run, comparer = Tally(), Comparer(full_head(model), base_head)
+    scoring = Scoring(full_head(model), base_head, windows, baseline, backend, seed, until)
     for index, ids in enumerate(windows.ids):
         yield Progress("perplexity", 2 * index, 2 * len(windows), f"window {index + 1} of {len(windows)}")
-        hidden = hidden_states(model, ids[None], kv)[windows.rows(index)]
+        hidden = hidden_states(model, ids[None], kv)
         yield Progress("perplexity", 2 * index + 1, 2 * len(windows), f"window {index + 1} of {len(windows)}: scores")
-        base_hidden, base_predictions = baseline.window(index, hidden.device)
-        scores = comparer.compare(hidden, base_hidden, base_predictions, windows.targets(index).to(hidden.device))
-        yield _added(run, index, scores, base_predictions.nll.cpu())
-        if until and _narrow(run, len(windows), until, seed):
+        yield scoring.score(index, hidden)
+        if scoring.is_over:
             break
-    yield from _measurements(run, windows, baseline, backend, seed, until)
+    yield from scoring.measurements()
+
+
+class Scoring:
+    """A model's last hidden states, window by window, against the baseline's: what perplexity and KLD are made from."""
+
+    def __init__(
+        self,
+        head: nn.Module,
+        base_head: nn.Module,
+        windows: Windows,
+        baseline: Baseline,
+        backend: RanBy,
+        seed: int,
+        until: float = 0.0,
+    ) -> None:
+        """Takes the model's head and the baseline's, and how `perplexity` reads."""
+        self._comparer, self._windows, self._baseline = Comparer(head, base_head), windows, baseline
+        self._backend, self._seed, self._until = backend, seed, until
+        self._run = Tally()
+        self.is_over = False  # the interval is as narrow as was asked for: what comes after does not count
+
+    def score(self, index: int, hidden: Tensor) -> Window:
+        """The next window's scores, from its last hidden states [L - 1, hidden]; raises NotFinite."""
+        hidden = hidden[self._windows.rows(index)]
+        base_hidden, base_predictions = self._baseline.window(index, hidden.device)
+        targets = self._windows.targets(index).to(hidden.device)
+        scores = self._comparer.compare(hidden, base_hidden, base_predictions, targets)
+        window = _added(self._run, index, scores, base_predictions.nll.cpu())
+        self.is_over = bool(self._until) and _narrow(self._run, len(self._windows), self._until, self._seed)
+        return window
+
+    def measurements(self) -> Iterator[Measurement]:
+        """All that is measured of the run."""
+        given = (self._windows, self._baseline, self._backend, self._seed, self._until)
+        yield from _measurements(self._run, *given)
 
 
 def perplexity_alone(
