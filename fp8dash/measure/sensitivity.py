@@ -27,6 +27,7 @@ from fp8dash.measure.corpora import Windows
 from fp8dash.measure.divergence import CHUNK
 from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.model.head import full_head
+from fp8dash.model.outer import Outers
 from fp8dash.model.parts import linears_of
 from fp8dash.model.passes import blocks_of
 from fp8dash.quant.cast import round_trip
@@ -146,6 +147,8 @@ class Probe:
         self._model, self._windows, self._baseline, self._recipe = model, windows, baseline, recipe
         self._device: torch.device = model.device
         self._casters = Casters(observed)
+        cast = [name for name, _ in linears_of(model) if not recipe.skips(name)]
+        self._outers = Outers(recipe, cast, lambda name: model.get_submodule(name).weight.detach())
         self._waiting: dict[str, nn.Parameter] = {}
         self._outputs: list[list[Any]] = []  # [window][block]
         self._logits = [self._base_logits(base_head, index) for index in range(len(windows))]
@@ -202,7 +205,7 @@ class Probe:
         present: Any = linear.weight
         other = self._waiting.get(name)
         if other is None:
-            other = nn.Parameter(round_trip(present.detach(), cast), requires_grad=False)
+            other = nn.Parameter(round_trip(present.detach(), cast, self._outers.of(name)), requires_grad=False)
         tied = present is self._model.get_input_embeddings().weight
         self._waiting[name] = present if tied else _at(present, torch.device("cpu"))
         linear.weight = _at(other, self._device)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fp8dash.choose.records import HEAD, ROUTER, Artefact, Progress
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, stored_tensors, weight_files
 from fp8dash.model.linears import CAST_LINEARS
+from fp8dash.model.outer import Outers
 from fp8dash.model.parts import LINEAR, parts_of
 from fp8dash.model.swap import planned, why_kept
 from fp8dash.places import scratch
@@ -100,6 +101,7 @@ def _write_weights(
 ) -> Generator[Progress, None, None]:
     """Each file of the model as a file of the same name, and the index that tells where each tensor is."""
     missing, total, done = set(cast), 0, 0
+    outers = Outers(recipe, cast, _weight_of(folder))
     places: dict[str, str] = {}
     files = weight_files(folder)
     for file in files:
@@ -110,7 +112,7 @@ def _write_weights(
                 yield Progress("export", done := done + 1, max(done, len(cast)), key)
                 weights = recipe.of(name).weights if key.endswith(WEIGHT) and name in missing else None
                 tensor = tensors.get_tensor(key)
-                written |= stored(quantize(tensor, weights), name) if weights else {key: tensor}
+                written |= stored(quantize(tensor, weights, outers.of(name)), name) if weights else {key: tensor}
                 missing -= {name} if weights else set()
         if not places:
             written |= scales
@@ -123,6 +125,18 @@ def _write_weights(
     if len(set(places.values())) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (made / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
+
+
+def _weight_of(folder: Path) -> Callable[[str], Tensor]:
+    """Reads one module's weight from the model's files."""
+    files = {key: file for file in weight_files(folder) for key in stored_tensors(file)}
+
+    def read(name: str) -> Tensor:
+        with safe_open(files[f"{name}{WEIGHT}"], framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(f"{name}{WEIGHT}")
+        return tensor
+
+    return read
 
 
 def _made_beforehand(model: Any) -> dict[str, Tensor]:

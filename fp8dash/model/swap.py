@@ -22,6 +22,7 @@ from fp8dash.errors import KernelRefused, NotFinite
 from fp8dash.model.attention import cast_attention
 from fp8dash.model.calibration import NOTHING, Casters, Observed
 from fp8dash.model.linears import EmulatedLinear, NativeLinear, SimulatedLinear
+from fp8dash.model.outer import Outers
 from fp8dash.model.parts import LINEAR, ModelPart, is_plain, is_read_directly, parts_of
 from fp8dash.quant.activations import ActivationCast
 from fp8dash.quant.cast import Quantized
@@ -72,16 +73,17 @@ def cast_model(
         keep_scales(model, recipe.kv, observed.kv)
     if recipe.casts_linears:
         _untie(model)
-    casters = Casters(observed)
-    for part in planned(model, recipe):
+    casters, parts = Casters(observed), planned(model, recipe)
+    outers = _outers(model, recipe, parts)
+    for part in parts:
         head = _tied_head(model, part) if part.tied else part
         if part.tied and not why_kept(recipe, head):  # its inputs alone: casting its weight would have untied them
-            swap = _cast_linear(model, head, recipe, casters, device, backend)
+            swap = _cast_linear(model, head, recipe, casters, outers, device, backend)
             yield replace(swap, part=part, reason=f"the head, whose inputs are cast, reads it too: {swap.reason}")
         elif reason := why_kept(recipe, part):
             yield Swap(part, None, None, KEPT, reason)
         elif part.kind == LINEAR:
-            yield _cast_linear(model, part, recipe, casters, device, backend)
+            yield _cast_linear(model, part, recipe, casters, outers, device, backend)
         else:
             yield _cast_table(model, part, recipe)
 
@@ -136,7 +138,15 @@ def _untie(model: Any) -> None:
         seen.add(linear.weight.data_ptr())
 
 
-def _cast_linear(model: Any, part: ModelPart, recipe: Recipe, casters: Casters, device: Device, backend: str) -> Swap:
+def _outers(model: Any, recipe: Recipe, parts: list[ModelPart]) -> Outers:
+    modules = [part.module for part in parts if part.kind == LINEAR and not why_kept(recipe, part)]
+    return Outers(recipe, modules, lambda name: model.get_submodule(name).weight.detach())
+
+
+def _cast_linear(
+    model: Any, part: ModelPart, recipe: Recipe, casters: Casters, outers: Outers, device: Device, backend: str
+) -> Swap:
+    outer = outers.of(part.module)
     name, linear, recipe = part.module, model.get_submodule(part.module), recipe.of(part.module)
     weight: Tensor = linear.weight.detach()
     path, error = _path(model, recipe, name, linear, device, backend), None
@@ -146,11 +156,11 @@ def _cast_linear(model: Any, part: ModelPart, recipe: Recipe, casters: Casters, 
         weight = weight.clone()
     with _named(name):
         if recipe.weights and caster and (path.kernel or recipe.accumulator):
-            codes, error = codes_in_place(weight, recipe.weights)
+            codes, error = codes_in_place(weight, recipe.weights, outer)
             model.set_submodule(name, _of_codes(codes, bias, caster, path, recipe))
         else:
             if recipe.weights:
-                error = cast_in_place(weight, recipe.weights)
+                error = cast_in_place(weight, recipe.weights, outer)
             model.set_submodule(name, EmulatedLinear(weight, bias, caster))
     where = SIMULATED if recipe.accumulator else NATIVE if path.is_native else EMULATED
     return Swap(part, recipe.weights, error, where, path.reason + casters.caveat(name, recipe.activations))

@@ -54,16 +54,19 @@ class Quantized:
         return _whole(self.scales, self.outer)
 
 
-def quantize(x: Tensor, cast: Cast) -> Quantized:
-    """The codes and scales of a [rows, cols] tensor; raises NotFinite for NaN or infinity."""
-    q = codes_of(x, cast)
+def quantize(x: Tensor, cast: Cast, outer: Tensor | None = None) -> Quantized:
+    """The codes and scales of a [rows, cols] tensor, under an outer scale [1, 1] where it is not its own.
+
+    Raises NotFinite for NaN or infinity.
+    """
+    q = codes_of(x, cast, outer)
     _refuse_not_finite(q.scales, x, cast)
     return q
 
 
-def codes_of(x: Tensor, cast: Cast) -> Quantized:
+def codes_of(x: Tensor, cast: Cast, outer: Tensor | None = None) -> Quantized:
     """As `quantize`, without waiting for the device to say whether x is finite: scales are NaN where it is not."""
-    return codes_by(x, *scales_of(x, cast), cast)
+    return codes_by(x, *scales_of(x, cast, outer), cast)
 
 
 def codes_by(x: Tensor, scales: Tensor, outer: Tensor | None, cast: Cast) -> Quantized:
@@ -79,9 +82,9 @@ def dequantize(q: Quantized) -> Tensor:
     return decode(q.codes, q.cast.format) * spread(q.factors, q.cast.tile, *q.codes.shape)
 
 
-def round_trip(x: Tensor, cast: Cast) -> Tensor:
+def round_trip(x: Tensor, cast: Cast, outer: Tensor | None = None) -> Tensor:
     """A [rows, cols] tensor cast and decoded, in its own dtype: the values of `dequantize(quantize(x))`, faster."""
-    return rounded(x, _whole(*scales_of(x, cast)), cast)
+    return rounded(x, _whole(*scales_of(x, cast, outer)), cast)
 
 
 def rounded(x: Tensor, factors: Tensor, cast: Cast) -> Tensor:
@@ -92,10 +95,12 @@ def rounded(x: Tensor, factors: Tensor, cast: Cast) -> Tensor:
     return out
 
 
-def blocks_of_values(x: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+def blocks_of_values(
+    x: Tensor, cast: Cast, outer: Tensor | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Rows of a [rows, cols] tensor, its tiles in them [rows, grid cols, width], the same cast and decoded in float32,
     and their factors [rows or 1, grid cols, 1]; raises NotFinite before the first. The values hold until the next."""
-    return _blocks_of_values(x, _whole(*finite_scales_of(x, cast)), cast)
+    return _blocks_of_values(x, _whole(*finite_scales_of(x, cast, outer)), cast)
 
 
 def blocks_of_codes(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
@@ -104,18 +109,22 @@ def blocks_of_codes(x: Tensor, factors: Tensor, cast: Cast) -> Iterator[tuple[sl
         yield rows, block, encode(scaled, cast.format), own
 
 
-def finite_scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
+def finite_scales_of(x: Tensor, cast: Cast, outer: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """As `scales_of`; raises NotFinite."""
-    scales, outer = scales_of(x, cast)
+    scales, outer = scales_of(x, cast, outer)
     _refuse_not_finite(scales, x, cast)
     return scales, outer
 
 
-def scales_of(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor | None]:
-    """Stored scales [grid rows, grid cols] and the outer scale [1, 1] of a tensor, float32: NaN where not finite."""
+def scales_of(x: Tensor, cast: Cast, outer: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Stored scales [grid rows, grid cols] and the outer scale [1, 1] of a tensor, float32: NaN where not finite.
+
+    The outer scale is the tensor's own unless another is given, which must not be smaller.
+    """
     amax = tile_amax(x, cast.tile)
     if cast.rule.outer:
-        return _two_level(amax, cast)
+        outer = outer_of(amax, cast) if outer is None else outer
+        return _inner(amax, outer, cast), outer
     if cast.rule.name == "mse":
         return _searched(x, amax, cast), None
     return scale_from_amax(amax, cast), None
@@ -288,12 +297,15 @@ def _from_exponent(exponent: Tensor) -> Tensor:
     return torch.where(exponent == 0, 1 << 22, exponent << 23).to(torch.int32).view(torch.float32)
 
 
-def _two_level(amax: Tensor, cast: Cast) -> tuple[Tensor, Tensor]:
-    """Scales under one float32 of the tensor: E4M3 under amax / (448 * max), or powers of two under amax / max."""
+def outer_of(amax: Tensor, cast: Cast) -> Tensor:
+    """The float32 [1, 1] over these magnitudes' scales: amax / (448 * max) over E4M3, amax / max over powers of two.
+
+    NaN where one of them is not finite.
+    """
     finite = torch.isfinite(amax)
     outer = amax.amax().view(1, 1) / (E4M3FN.max * cast.format.max if _is_fine(cast) else cast.format.max)
     outer = torch.where(outer == 0, 1.0, outer.clamp_min(SMALLEST_NORMAL))
-    return _inner(amax, outer, cast), outer.masked_fill(~finite.all(), torch.nan)
+    return outer.masked_fill(~finite.all(), torch.nan)
 
 
 def _inner(amax: Tensor, outer: Tensor, cast: Cast) -> Tensor:

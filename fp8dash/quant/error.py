@@ -79,25 +79,25 @@ def error_between(before: Tensor, after: Tensor) -> CastError:
     return error
 
 
-def cast_in_place(x: Tensor, cast: Cast) -> CastError:
+def cast_in_place(x: Tensor, cast: Cast, outer: Tensor | None = None) -> CastError:
     """Casts and decodes a [rows, cols] tensor where it lies, and tells the error; raises NotFinite, x untouched.
 
     No second copy of it is made: a block's float32 values, whose error is taken, are all that is held beside it.
     """
     error = CastError(elements=x.numel())
-    for rows, before, after, factors in blocks_of_values(x, cast):
+    for rows, before, after, factors in blocks_of_values(x, cast, outer):
         _watch(error, before, after, factors, cast)
         x[rows] = after.flatten(1)[:, : x.shape[1]].to(x.dtype)
     return error
 
 
-def codes_in_place(x: Tensor, cast: Cast) -> tuple[Quantized, CastError]:
+def codes_in_place(x: Tensor, cast: Cast, outer: Tensor | None = None) -> tuple[Quantized, CastError]:
     """The codes and scales of a [rows, cols] tensor, and their error; raises NotFinite, x untouched.
 
     On a CPU the codes take the first bytes of x's own memory, and x is lost. A GPU maps no files: codes are new there,
     and x's memory is free once x is dropped.
     """
-    scales, outer = finite_scales_of(x, cast)
+    scales, outer = finite_scales_of(x, cast, outer)
     q, error = Quantized(_room_for_codes(x, cast), scales, cast, outer), CastError(elements=x.numel())
     for rows, before, codes, factors in blocks_of_codes(x, q.factors, cast):
         _watch(error, before, decode(codes, cast.format) * factors, factors, cast)

@@ -127,7 +127,8 @@ def test_what_a_recipe_leaves_out_is_no_group_and_the_head_is_one_where_asked_fo
 
 
 @pytest.mark.parametrize(
-    "text", ["w[*.down_proj]=e2m1/tensor a[*.q_proj]=e2m1/tensor", "w=int8/row a=e2m1/tensor/delayed:2"]
+    "text",
+    ["w[*.down_proj]=e2m1/tensor a[*.q_proj]=e2m1/tensor", "w=int8/row a=e2m1/tensor/delayed:2", "w=e2m1/1x16/nvfp4"],
 )
 def test_overrides_and_calibrated_scales_are_those_of_a_whole_run(loaded, windows, baseline, text):
     recipe = parse_recipe(text)

@@ -10,6 +10,7 @@ from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.models.checkpoint import quantization_config
 from fp8dash.choose.presets import PRESETS
 from fp8dash.choose.recipe import parse_recipe
@@ -54,6 +55,26 @@ def exported(tiny, place, text, backend="emulated"):
             return model, end.value
 
 
+def shared_outer(weights, name, layout):
+    """NVFP4's float32 scale of the largest weight of q, k and v, or of gate and up: one matrix in vLLM."""
+    above, _, last = name.rpartition(".")
+    parts = next((parts for parts in ("q_proj k_proj v_proj", "gate_proj up_proj") if last in parts.split()), last)
+    largest = max(float(weights[f"{above}.{part}.weight"].abs().max()) for part in parts.split())
+    return torch.tensor([[largest]]) / (448 * 6) if layout == "nvfp4-pack-quantized" else None
+
+
+@torch.no_grad()
+def test_parts_of_a_fused_matrix_share_nvfp4s_global_scale_as_they_were_measured(tiny, tmp_path):
+    model, _ = exported(tiny, tmp_path / "out", "w=e2m1/1x16/nvfp4")
+    before, after = load_file(tiny / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    for name in [key.removesuffix(".weight_packed") for key in after if key.endswith(".weight_packed")]:
+        outer = shared_outer(before, name, "nvfp4-pack-quantized")
+        assert after[f"{name}.weight_global_scale"].item() == pytest.approx(1 / outer.item())
+        cast = quantize(before[f"{name}.weight"], parse_cast("e2m1/1x16/nvfp4"), outer)
+        assert torch.equal(model.get_submodule(name).weight, dequantize(cast).bfloat16())
+        assert after[f"{name}.weight_scale"].float().max() <= 448
+
+
 @pytest.mark.parametrize("text", HELD)
 def test_compressed_tensors_decompresses_what_our_codes_decode_to(tiny, tmp_path, text):
     _, artefact = exported(tiny, tmp_path / "out", text)
@@ -73,7 +94,7 @@ def test_compressed_tensors_decompresses_what_our_codes_decode_to(tiny, tmp_path
         scheme = schemes.get(name) or schemes["Linear"]
         state = {part.removeprefix(f"{name}."): tensor for part, tensor in after.items() if part.startswith(f"{name}.")}
         decompressed = BaseCompressor.get_value_from_registry(scheme.format).decompress(state, scheme)["weight"]
-        decoded = dequantize(quantize(weight, recipe.of(name).weights))
+        decoded = dequantize(quantize(weight, recipe.of(name).weights, shared_outer(before, name, scheme.format)))
         if scheme.format == "nvfp4-pack-quantized":  # there the two scales meet in bfloat16
             assert torch.allclose(decompressed.float(), decoded, rtol=2**-7, atol=0), name
         else:

@@ -20,6 +20,10 @@ OUTSIDE = {  # towers and projectors that no text passes through
 BUFFERS = {  # kept in checkpoints beside the parameters: nothing that is trained, or that a recipe could cast
     "e_score_correction_bias", "inv_freq", "slope_rate", "query_decay", "key_decay", "diagonal_decay",
 }  # fmt: skip
+FUSED = (  # projections of one input that engines multiply as one matrix: vLLM, packed_modules_mapping
+    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("in_proj_qkv", "in_proj_z"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)  # fmt: skip
 IN_ORDER = (  # a norm of the attention is a norm: the first that fits holds
     (HEAD, lambda words: words[-1] in HEADS),
     (EMBEDDING, lambda words: not TABLES.isdisjoint(words)),
@@ -53,6 +57,16 @@ def is_routed_expert(name: str) -> bool:
     (True, False)
     """
     return any(word == "experts" for word in name.split("."))
+
+
+def fused_with(module: str) -> tuple[str, ...]:
+    """The modules that engines multiply as one matrix with this one, itself among them; none where it is alone.
+
+    >>> fused_with("layers.0.mlp.up_proj"), fused_with("layers.0.mlp.down_proj")
+    (('layers.0.mlp.gate_proj', 'layers.0.mlp.up_proj'), ())
+    """
+    above, dot, last = module.rpartition(".")
+    return tuple(f"{above}{dot}{part}" for names in FUSED if last in names for part in names)
 
 
 def is_outside(name: str) -> bool:

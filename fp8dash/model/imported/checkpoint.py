@@ -28,7 +28,7 @@ from fp8dash.model.xray.tensors import WIDE, Opened, claim_of, opened
 from fp8dash.model.xray.xray import bytes_of, recipe_of
 
 BEARABLE = {  # faults that change what engines make of a checkpoint, and not what its codes stand for
-    "scale of 1.0", "not powers of two", "split fused group", "missing kv scale", "tied head", "dtype",
+    "scale of 1.0", "not powers of two", "split fused group", "global scales", "missing kv scale", "tied head", "dtype",
     "rounding, not GPTQ",
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """What is wrong with a checkpoint: each fault by its kind, the tensors that show it, and what comes of it.
 
 A fault is something that an engine refuses, or that makes it multiply other numbers than were meant. What is merely
-unusual is none. Fused groups are those of vLLM (`packed_modules_mapping`): their parts are one matrix there.
+unusual is none. Parts of a fused group are one matrix in vLLM.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fp8dash.choose.formats import INT4, INT8
-from fp8dash.choose.models.groups import group_of, is_outside, is_routed_expert
+from fp8dash.choose.models.groups import FUSED, group_of, is_outside, is_routed_expert
 from fp8dash.choose.models.quantized import (
     AWQ,
     BLOCKS,
@@ -29,10 +29,7 @@ from fp8dash.choose.scaling import POW2
 from fp8dash.model.xray.matrices import SCALES, StoredMatrix, is_head
 from fp8dash.model.xray.tensors import Opened, powers
 
-FUSED = (
-    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("in_proj_qkv", "in_proj_z"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-)  # fmt: skip
+SHARED = ("weight_global_scale", "weight_scale_2", "input_global_scale", "input_scale")  # one of a fused matrix
 WIDE_SCALES = ("F32", "BF16", "F16")
 KV_SCALES = ("k_scale", "v_scale")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -68,6 +65,7 @@ FAULTS = {  # kind: what it means, and what comes of it
     "claimed, not cast": "the config says that it is cast, and it is stored uncast",
     "cast, not claimed": "it is stored as codes, and the config says that it is not cast",
     "split fused group": "parts that vLLM multiplies as one matrix are cast differently, which it refuses",
+    "global scales": "parts that vLLM multiplies as one matrix have unlike global scales, of which it takes one",
     "missing kv scale": "the config promises scales of the KV cache, and some are missing: engines take 1.0",
     "missing input scale": "the config says static activations, and their scale is missing",
     "zero points": "zero points are stored where the config has none, or missing where it has them",
@@ -107,6 +105,7 @@ def _all(checkpoint: Opened, matrices: tuple[StoredMatrix, ...], claim: Quantiza
             yield from _scales(checkpoint, matrix, claim)
         yield from _claims(checkpoint, matrix, claim)
     yield from _fused(matrices)
+    yield from _global_scales(checkpoint, matrices)
     yield from _kv(checkpoint, claim)
     yield from _tied(checkpoint, matrices)
 
@@ -294,6 +293,22 @@ def _fused(matrices: tuple[StoredMatrix, ...]) -> Named:
     for above, parts in experts.items():
         if kinds := _kinds(parts):
             yield "split fused group", f"{above}.experts", kinds
+
+
+def _global_scales(checkpoint: Opened, matrices: tuple[StoredMatrix, ...]) -> Named:
+    """vLLM takes the largest of a matrix's, or the first of an expert's, and leaves all other scales as they are.
+
+    vLLM, `schemes/compressed_tensors_w4a4_nvfp4.py` and `quantization/modelopt.py`. One scale of FP8 codes may differ:
+    there the codes are cast anew.
+    """
+    modules = {matrix.module for matrix in matrices if matrix.packing}
+    for names in FUSED:
+        for above in dict.fromkeys(m.rpartition(".")[0] for m in modules if m.rpartition(".")[2] == names[0]):
+            for part in SHARED:
+                stored = [name for own in names if (name := f"{above}.{own}.{part}") in checkpoint.tensors]
+                values = [float(own) for name in stored for own in checkpoint.values(name).reshape(-1)]
+                if len(set(values)) > 1:
+                    yield "global scales", above, f"{part} of {', '.join(names)}: {min(values):g} to {max(values):g}"
 
 
 def _kinds(parts: list[StoredMatrix]) -> str:

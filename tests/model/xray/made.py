@@ -28,6 +28,8 @@ def can_be_written(recipe):
 
 EXPORTED = [preset.text for preset in PRESETS.values() if can_be_written(preset.recipe)] + [
     "w=int4/1x32/ct",
+    "w=e2m1/1x16/nvfp4",
+    "w=e2m1/1x32/rceil",
     "w=e4m3fn/row a=e4m3fn/row kv=e4m3fn/head/static skip=*.down_proj",
     "w=e4m3fn/row a=e4m3fn/row w[*.down_proj]=int8/row a[*.down_proj]=int8/row",
     "w=e4m3fn/row a=e4m3fn/row also=lm_head",

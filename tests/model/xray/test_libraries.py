@@ -182,6 +182,7 @@ def unordered(tensors, config):
 
 
 Q = f"{next(iter(made.MODULES))}"
+UP = "model.layers.1.mlp.up_proj"
 PLANTED = [  # a case, what is done to it, and the fault that is named
     ("GPTQ, ordered", without(f"{Q}.g_idx"), "group index"),
     ("GPTQ, ordered", one(f"{Q}.g_idx", lambda t: t + 1), "group index"),
@@ -198,6 +199,12 @@ PLANTED = [  # a case, what is done to it, and the fault that is named
     ("NVFP4", without(f"{Q}.input_global_scale"), "missing input scale"),
     ("ModelOpt NVFP4", without(f"{Q}.input_scale"), "missing input scale"),
     ("FP8 of one static scale", without(f"{Q}.activation_scale"), "missing input scale"),
+    ("NVFP4", one(f"{Q}.weight_global_scale", lambda t: 2 * t), "global scales"),
+    ("NVFP4", one(f"{UP}.input_global_scale", lambda t: t / 2), "global scales"),
+    ("NVFP4A16", one(f"{UP}.weight_global_scale", lambda t: 2 * t), "global scales"),
+    ("ModelOpt NVFP4", one(f"{Q}.weight_scale_2", lambda t: t / 2), "global scales"),
+    ("ModelOpt NVFP4", one(f"{UP}.input_scale", lambda t: 2 * t), "global scales"),
+    ("ModelOpt FP8", one(f"{Q}.input_scale", lambda t: 2 * t), "global scales"),
     ("DeepSeek", one(f"{Q}.weight_scale_inv", lambda t: t.to(oracles.E8M0).view(torch.uint8)), "scale dtype"),
 ]
 
@@ -209,6 +216,13 @@ def test_a_fault_in_a_librarys_checkpoint_is_named_and_no_other(name, change, ki
     folder = planted(stored(tmp_path / "out", name)[0], tmp_path / "planted", change)
     (fault,) = xray(folder).faults
     assert fault.kind == kind and fault.where and fault.detail
+
+
+def test_scales_of_one_tensor_may_differ_within_a_fused_group(tmp_path):
+    """vLLM casts FP8 codes anew by the largest (quantization/modelopt.py, requantize_with_max_scale)."""
+    change = one(f"{Q}.weight_scale", lambda t: 2 * t)
+    for name in ("ModelOpt FP8", "FP8"):
+        assert xray(planted(stored(tmp_path / name, name)[0], tmp_path / f"{name}, planted", change)).faults == ()
 
 
 def test_an_index_of_nothing_but_minus_one_is_none(tmp_path):

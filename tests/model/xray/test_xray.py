@@ -226,6 +226,7 @@ def test_a_matrix_of_zeros_may_have_a_scale_of_one(written, tmp_path):
 def test_every_kind_of_fault_is_planted_once():
     elsewhere = {
         "group index",
+        "global scales",
         "not powers of two",
         "zero points",
         "rounding, not GPTQ",
