@@ -119,19 +119,28 @@ MIXTURES = (
 KEPT_MIXTURE = "dbrx"  # its experts are views of a matrix
 
 
-def family_model(family: str) -> Any:
+def family_config(family: str, repeats: int) -> dict[str, Any]:
+    """A family's config, its blocks repeated."""
+    config = PLAIN | FAMILIES[family]
+    config |= {key: config[key] * repeats for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"] * repeats
+    return config
+
+
+def family_model(family: str, repeats: int = 1) -> Any:
     """A frozen random model of a family in bfloat16, in evaluation mode."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
-    config = AutoConfig.for_model(family, **PLAIN | FAMILIES[family])
+    config = AutoConfig.for_model(family, **family_config(family, repeats))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return model.requires_grad_(False).eval()
 
 
-def write_family(family: str, folder: Path) -> Path:
+def write_family(family: str, folder: Path, repeats: int = 1) -> Path:
     """A model folder of a family, with the byte-level tokenizer of the tiny model."""
-    family_model(family).save_pretrained(folder)
+    family_model(family, repeats).save_pretrained(folder)
     write_tokenizer(folder)
     return folder

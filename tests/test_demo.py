@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
-from fp8dash.choose.presets import DEMO_STUDY
+from fp8dash.choose.hardware import Device
+from fp8dash.choose.presets import DEMO_STUDY, PRESETS
+from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Layer, Measurement, StageResult
 from fp8dash.choose.request import Request
+from fp8dash.measure.baseline import hidden_states
 from fp8dash.measure.corpora import cut_windows, load_corpus
 from fp8dash.model.load import demo_file, load, locate
+from fp8dash.model.streaming.states import LastStates, RecipeSwap, last_hidden_states
+from fp8dash.model.swap import cast_model
 from fp8dash.model.xray.xray import xray
 from fp8dash.pipeline import run_stages
 
@@ -77,3 +82,15 @@ def test_e5m2_is_coarser_and_int8_per_tensor_collapses(study):
     kld = {name: values["kld"] for name, values in study.items()}
     assert kld["FP8_E5M2"] > 2.5 * kld["FP8_DYNAMIC"]
     assert kld["INT8_TENSOR"] > 10 * kld["FP8_TENSOR"]
+
+
+@torch.no_grad()
+def test_block_by_block_the_real_model_is_the_one_loaded_whole(cache):
+    folder, here, cpu = locate("demo", cache), torch.device("cpu"), Device("cpu", "CPU")
+    loaded, recipe = load(folder, here), parse_recipe(PRESETS["FP8_DYNAMIC"].text)
+    ids = cut_windows(loaded.tokenizer, load_corpus("pydocs"), 1, 64, loaded.context).ids
+    items = list(last_hidden_states(folder, [recipe], ids, cpu, here, backend="emulated", scratch=cache))
+    swaps = [item.swap for item in items if isinstance(item, RecipeSwap)]
+    assert swaps == list(cast_model(loaded.model, recipe, cpu, "emulated"))
+    (states,) = (item.states for item in items if isinstance(item, LastStates))
+    assert torch.equal(states[:-1], hidden_states(loaded.model, ids))

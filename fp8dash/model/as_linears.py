@@ -6,7 +6,7 @@ matrix out of the stack by its index and multiplies by it, and here that product
 otherwise is not followed: such a stack stays as it is, and coverage says so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,22 +31,29 @@ class ExpertLinear(nn.Linear):
     """One matrix of a routed expert: a plain Linear, which sees only the tokens that the router sends it."""
 
 
+def any_name(_name: str) -> bool:
+    """True: all of a model is meant."""
+    return True
+
+
 @torch.no_grad()
-def make_linears(model: Any) -> None:
+def make_linears(model: Any, within: Callable[[str], bool] = any_name) -> None:
     """Replaces, in a loaded model, each Conv1D and each stack of experts that its forward was seen to index.
 
-    Experts are then multiplied one by one, in the model's own loop: no kernel for all of them reads a Linear.
+    Experts are then multiplied one by one, in the model's own loop: no kernel for all of them reads a Linear. Of a
+    model that is not loaded as a whole, only the modules whose names lie `within` what is loaded are looked at.
     """
     if getattr(model.config, "_experts_implementation", "eager") != "eager":
         model.set_experts_implementation("eager")
-    for name, module in list(model.named_modules()):
+    modules = [(name, module) for name, module in model.named_modules() if within(name)]
+    for name, module in modules:
         if isinstance(module, Conv1D):
             model.set_submodule(name, _linear(nn.Linear, module.weight.T.contiguous(), module.bias))
         elif isinstance(module, nn.Linear) and _is_linear_by_another_name(module):
             model.set_submodule(name, _linear(nn.Linear, module.weight, module.bias))
     stacks = [
         (module, key, parameter)
-        for module in model.modules()
+        for _, module in modules
         for key, parameter in module.named_parameters(recurse=False)
         if parameter.dim() == STACKED and not isinstance(module, nn.modules.conv._ConvNd)
     ]

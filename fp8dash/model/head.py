@@ -108,6 +108,13 @@ def learn_body(model: Any, ids: Tensor) -> Tensor:
     return states[name]
 
 
+def hand_on(model: Any, other: Any) -> None:
+    """Leaves with a copy of a model what was learned of its head and body."""
+    for name in (AFTER, BODY):
+        if hasattr(model, name):
+            setattr(other, name, getattr(model, name))
+
+
 @torch.no_grad()
 def learn_after_head(model: Any, states: Tensor) -> None:
     """Finds what a model does after its head, and leaves it with the model; raises ModelError, naming what was tried.

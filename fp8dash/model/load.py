@@ -17,8 +17,8 @@ from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.folder import content_hash
 from fp8dash.model.hub import fetched
 from fp8dash.model.imported.gguf_file import made_once, plain_folder
-from fp8dash.model.probe import check_first_forward, check_size, out_of_memory, why_not_loaded
-from fp8dash.model.trust import refuse_unread, trusted
+from fp8dash.model.probe import check_first_forward, check_size, out_of_memory, skeleton_of, why_not_loaded
+from fp8dash.model.trust import refuse_missing, refuse_unread, trusted
 
 DTYPE = torch.bfloat16  # of every baseline
 PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy", "lm-eval")
@@ -106,7 +106,7 @@ def _read(folder: Path, device: torch.device) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     here = {"local_files_only": True, "trust_remote_code": False}
-    check_size(folder, AutoConfig.from_pretrained(folder, **here))
+    check_size(folder, skeleton_of(AutoConfig.from_pretrained(folder, **here)))
     tokenizer = AutoTokenizer.from_pretrained(folder, **here)
     placed = {"": device} if device.type == "cuda" else None
     loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -114,10 +114,7 @@ def _read(folder: Path, device: torch.device) -> tuple[Any, Any]:
     )
     model, report = loaded
     refuse_unread(folder, report["unexpected_keys"])
-    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
-        raise ModelError(
-            f"{folder} lacks weights that its config asks for ({', '.join(missing[:3])}): download it again."
-        )
+    refuse_missing(folder, report["missing_keys"])
     return model, tokenizer
 
 

@@ -47,13 +47,17 @@ def check_first_forward(model: Any, folder: Path) -> None:
         ) from error
 
 
-def check_size(folder: Path, config: Any) -> None:
-    """Raises ModelError where a config asks for far more, or other, weights than the files hold; allocates none."""
+def skeleton_of(config: Any) -> Any:
+    """The model of a config on the meta device: its modules and their shapes, without memory for weights."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config
-        skeleton = build(config, trust_remote_code=False)
+        return build(config, trust_remote_code=False)
+
+
+def check_size(folder: Path, skeleton: Any) -> None:
+    """Raises ModelError where a model asks for far more, or other, weights than the files hold."""
     stored = sum(math.prod(t.shape) for file in weight_files(folder) for t in stored_tensors(file).values())
     wanted = sum(parameter.numel() for parameter in skeleton.parameters())
     if wanted > 2 * stored + FEW:  # twice: a tied head may be counted by itself

@@ -60,21 +60,36 @@ def cast_model(
 
     Weights of the blocks are cast where they lie, and lost. Others may be wanted as they were, and are copied first.
     """
+    if recipe.needs_calibration and observed is NOTHING:
+        raise ValueError(f"{recipe.text} takes its scales from calibration text, but none was observed")
+    cast_paths(model, recipe, backend, observed)
+    if recipe.casts_linears:
+        _untie(model)
+    yield from cast_parts(model, planned(model, recipe), recipe, device, backend, observed)
+
+
+def cast_paths(model: Any, recipe: Recipe, backend: str, observed: Observed = NOTHING) -> None:
+    """Casts what lies between the Linears, where the recipe asks: attention, and the KV cache's scales.
+
+    Raises KernelRefused where it is to be native, or ModelError for an attention that cannot be replaced.
+    """
     if recipe.casts_attention and backend == NATIVE:
         raise KernelRefused(
             "The backend native is refused: no kernel here reads a cast KV cache or attention (fp8dash); "
             "closest alternative: the backend auto."
         )
-    if recipe.needs_calibration and observed is NOTHING:
-        raise ValueError(f"{recipe.text} takes its scales from calibration text, but none was observed")
     if recipe.attention:
         cast_attention(model, recipe.attention)
     if recipe.kv and recipe.calibrates_kv:
         keep_scales(model, recipe.kv, observed.kv)
-    if recipe.casts_linears:
-        _untie(model)
-    casters, parts = Casters(observed), planned(model, recipe)
-    outers = _outers(model, recipe, parts)
+
+
+def cast_parts(
+    model: Any, parts: list[ModelPart], recipe: Recipe, device: Device, backend: str, observed: Observed = NOTHING
+) -> Iterator[Swap]:
+    """Casts or keeps planned parameters, all of a model's or all of a block's; raises NotFinite or KernelRefused
+    naming the layer."""
+    casters, outers = Casters(observed), _outers(model, recipe, parts)
     for part in parts:
         head = _tied_head(model, part) if part.tied else part
         if part.tied and not why_kept(recipe, head):  # its inputs alone: casting its weight would have untied them

@@ -67,6 +67,14 @@ def refuse_unread(folder: Path, unread: Iterable[str]) -> None:
         raise _quantized(folder, f"it contains {', '.join(names[:3])}, which loaders that do not know its method drop")
 
 
+def refuse_missing(folder: Path, missing: Iterable[str]) -> None:
+    """Raises ModelError where the files lack weights: transformers would fill them with random numbers."""
+    if names := sorted(missing):
+        raise ModelError(
+            f"{folder} lacks weights that its config asks for ({', '.join(names[:3])}): download it again."
+        )
+
+
 def own_code(folder: Path) -> bool:
     """Whether the checkpoint brings code of its own, which is never run: transformers' is, where it knows the type."""
     files = (folder / CONFIG, folder / "tokenizer_config.json")
