@@ -157,6 +157,7 @@ GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "str
         {"quant_method": "compressed-tensors", "ignore": "lm_head"},
         {"quant_method": "compressed-tensors", "kv_cache_scheme": {"type": "float", "strategy": ["x"]}},
         {"quant_method": "fp8", "weight_block_size": 128},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"},
         {"quant_method": "fp8", "weight_block_size": [0, -1]},
         {"quant_method": "gptq", "bits": "four"},
         {"quant_method": "awq", "bits": 4, "group_size": 10**9},

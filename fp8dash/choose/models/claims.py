@@ -173,6 +173,11 @@ def _packing(layout: str) -> str:
 def _fp8(config: dict[str, Any]) -> Quantization:
     """DeepSeek's blocks (transformers, `FineGrainedFP8Config`), or vLLM's one scale a tensor without a block size."""
     ignored = texts(config.get("modules_to_not_convert") or config.get("ignored_layers"))
+    if config.get("expert_dtype") == "fp4":
+        raise ModelError(
+            "The checkpoint's quantization_config says expert_dtype fp4, two FP4 codes a byte under FP8's names, which "
+            "are not read: choose a checkpoint whose experts are FP8."
+        )
     block = config.get("weight_block_size")
     static = config.get("activation_scheme") == "static"
     if not block:

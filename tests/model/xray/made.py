@@ -1,4 +1,4 @@
-"""Checkpoints for the X-ray: our own exports, and other libraries' layouts written by hand after their packing code."""
+"""Checkpoints for the X-ray: the recipes of our own exports, and whole models in other libraries' layouts."""
 
 import json
 
@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from fp8dash.choose.models.checkpoint import quantization_config
 from fp8dash.choose.presets import PRESETS
 from fp8dash.errors import InvalidChoice
+from tests import oracles_checkpoints as oracles
 
 SIZES = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
 SIZES |= {"gate_proj": (160, 64), "up_proj": (160, 64), "down_proj": (64, 160)}
@@ -54,96 +55,60 @@ def plain(folder):
     return write(folder, {f"{name}.weight": weight for name, weight in weights().items()})
 
 
-def deepseek(folder, power=False):
-    """DeepSeek-V3, `inference/kernel.py` (weight_dequant): code * weight_scale_inv over 128 by 128."""
+def each(make):
+    """Every module's tensors as `make` stores its weight; the embedding and the head as they are."""
     tensors = {}
     for name, weight in weights().items():
-        if name in REST:
-            tensors[f"{name}.weight"] = weight
-            continue
-        scales = torch.full((-(-weight.shape[0] // 128), -(-weight.shape[1] // 128)), float(weight.abs().max()) / 448)
-        scales = torch.exp2(torch.ceil(torch.log2(scales))) if power else scales
-        tensors[f"{name}.weight"] = (weight.float() / scales.max()).clamp(-448, 448).to(torch.float8_e4m3fn)
-        tensors[f"{name}.weight_scale_inv"] = scales
+        own = {"weight": weight} if name in REST else make(weight)
+        tensors |= {f"{name}.{part}": tensor for part, tensor in own.items()}
+    return tensors
+
+
+def deepseek(folder, power=False):
     config = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    tensors = each(lambda weight: oracles.deepseek_fp8(weight, ue8m0=power)[0])
     return write(folder, tensors, config | ({"scale_fmt": "ue8m0"} if power else {}))
 
 
 def gpt_oss(folder):
-    """GPT-OSS: experts as blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32]."""
     tensors = {f"{name}.weight": weight for name, weight in weights().items() if ".mlp." not in name}
     for layer in range(2):
         for name, rows, cols in (("gate_up_proj", 128, 64), ("down_proj", 64, 64)):
             stem = f"model.layers.{layer}.mlp.experts.{name}"
-            tensors[f"{stem}_blocks"] = torch.randint(0, 256, (4, rows, cols // 32, 16), dtype=torch.uint8)
-            tensors[f"{stem}_scales"] = torch.randint(118, 124, (4, rows, cols // 32), dtype=torch.uint8)
+            own, _ = oracles.gpt_oss_mxfp4(torch.randn(4, rows, cols) / 8)
+            tensors |= {f"{stem}{part}": tensor for part, tensor in own.items()}
             tensors[f"{stem}_bias"] = torch.zeros(4, rows, dtype=torch.bfloat16)
         tensors[f"model.layers.{layer}.mlp.router.weight"] = torch.randn(4, 64).bfloat16()
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     return write(folder, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": kept})
 
 
-def rounded(weight, group):
-    """Codes 0 ... 15 [out, in] around 8, and scales [out, groups]."""
-    blocks = weight.float().view(weight.shape[0], -1, group)
-    scales = (blocks.abs().amax(-1) / 7).half().float()
-    codes = torch.round(blocks / scales[..., None]).clamp(-8, 7) + 8
-    return codes.view(weight.shape).int(), scales
+def moved(words, share):
+    """Packed codes [in / 8, out] some of which are moved by one, as GPTQ leaves them."""
+    codes = oracles.packed_nibbles(words.T)
+    codes = torch.where(torch.rand(codes.shape) < share, (codes + 1).clamp(0, 15), codes)
+    return oracles.packed(codes, 4).T
 
 
-def words(codes, order=range(8)):
-    """Eight codes along the last axis in an int32, in this order of nibbles."""
-    split = codes.view(*codes.shape[:-1], -1, 8).long()
-    packed = sum(split[..., source] << (4 * place) for place, source in enumerate(order))
-    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+def gptq(folder, share=0.3):
+    def make(weight):
+        tensors, _ = oracles.gptq(weight, 32)
+        return tensors | {"qweight": moved(tensors["qweight"], share)}
+
+    return write(folder, each(make), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True})
 
 
-def moved(codes, share):
-    """Some codes moved by one, as GPTQ leaves them."""
-    return torch.where(torch.rand(codes.shape) < share, (codes + 1).clamp(0, 15), codes)
-
-
-def gptq(folder, share=0.3, group=32):
-    """AutoGPTQ, `qlinear_cuda_old.py` pack: eight inputs a word; qzeros hold the zero point less one."""
-    tensors = {}
-    for name, weight in weights().items():
-        if name in REST:
-            tensors[f"{name}.weight"] = weight
-            continue
-        codes, scales = rounded(weight, group)
-        tensors[f"{name}.qweight"] = words(moved(codes, share)).T  # [in / 8, out]
-        tensors[f"{name}.scales"] = scales.T.half()
-        tensors[f"{name}.qzeros"] = words(torch.full((scales.shape[1], weight.shape[0]), 7))
-        tensors[f"{name}.g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // group
-    return write(folder, tensors, {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": True})
-
-
-def awq(folder, share=0.0):
-    """AutoAWQ, `awq/modules/linear/gemm.py`: eight outputs a word, in the order 0 2 4 6 1 3 5 7."""
-    tensors, order = {}, (0, 2, 4, 6, 1, 3, 5, 7)
-    for name, weight in weights().items():
-        if name in REST:
-            tensors[f"{name}.weight"] = weight
-            continue
-        codes, scales = rounded(weight, 32)
-        tensors[f"{name}.qweight"] = words(moved(codes, share).T.contiguous(), order)  # [in, out / 8]
-        tensors[f"{name}.scales"] = scales.T.half()
-        tensors[f"{name}.qzeros"] = words(torch.full((scales.shape[1], weight.shape[0]), 8), order)
+def awq(folder):
+    tensors = each(lambda weight: oracles.awq(weight, 32)[0])
     return write(folder, tensors, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
 
 
 def modelopt(folder):
-    """ModelOpt, `export/unified_export_hf.py`: per-tensor FP8 and its hf_quant_config.json."""
-    tensors = {}
-    for name, weight in weights().items():
-        if name in REST:
-            tensors[f"{name}.weight"] = weight
-            continue
-        scale = weight.float().abs().max() / 448
-        tensors[f"{name}.weight"] = (weight.float() / scale).to(torch.float8_e4m3fn)
-        tensors |= {f"{name}.weight_scale": scale, f"{name}.input_scale": torch.tensor(0.02)}
+    """With KV scales, and the claim in hf_quant_config.json."""
+    tensors = each(lambda weight: oracles.modelopt_fp8(weight)[0])
+    for name in MODULES:
         if name.endswith(("k_proj", "v_proj")):
-            tensors[f"{name}.{name[-6]}_scale"] = torch.tensor(0.05)
+            tensors[f"{name}.{name[-6]}_scale"] = torch.tensor(1.5)
     write(folder, tensors)
     claim = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": claim}))

@@ -120,13 +120,12 @@ CASES |= {
 def stored(folder, name):
     """A whole checkpoint, and the bytes of its matrices."""
     make, config, _ = CASES[name]
-    tensors, size = {}, 0
-    for module, weight in made.weights().items():
-        own = {"weight": weight} if module in made.REST else make(weight)[0]
-        tensors |= {f"{module}.{part}": tensor for part, tensor in own.items()}
-        parts = [tensor for part, tensor in own.items() if not part.startswith(("input", "activation"))]
-        size += sum(part.nbytes for part in parts) * (module != "model.embed_tokens")
-    return made.write(folder, tensors, config), size
+    tensors = made.each(lambda weight: make(weight)[0])
+    of_weights = {
+        key: t for key, t in tensors.items() if not key.rpartition(".")[2].startswith(("input", "activation"))
+    }
+    of_weights.pop("model.embed_tokens.weight")
+    return made.write(folder, tensors, config), sum(tensor.nbytes for tensor in of_weights.values())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -216,6 +215,28 @@ def test_a_fault_in_a_librarys_checkpoint_is_named_and_no_other(name, change, ki
     folder = planted(stored(tmp_path / "out", name)[0], tmp_path / "planted", change)
     (fault,) = xray(folder).faults
     assert fault.kind == kind and fault.where and fault.detail
+
+
+@pytest.mark.parametrize("name", ["scale", "qscale_weight"])
+def test_inverse_scales_are_found_under_their_other_names(name, tmp_path):
+    """DeepSeek-V4 and Mistral Large 4 (transformers, quantizers/quantizer_finegrained_fp8.py)."""
+    tensors = made.each(lambda weight: oracles.deepseek_fp8(weight)[0])
+    tensors = {key.replace("weight_scale_inv", name): tensor for key, tensor in tensors.items()}
+    result = xray(made.write(tmp_path / "out", tensors, FP8))
+    assert result.faults == () and result.recipe == CASES["DeepSeek"][2]
+
+
+def test_stacked_experts_have_their_scales_beside_them(tmp_path):
+    """transformers, integrations/finegrained_fp8.py, Fp8Quantize: experts.gate_up_proj and its _scale_inv."""
+    tensors = made.each(lambda weight: oracles.deepseek_fp8(weight)[0])
+    stack = [oracles.deepseek_fp8(torch.randn(192, 256) / 8)[0] for _ in range(4)]
+    for end, part in (("", "weight"), ("_scale_inv", "weight_scale_inv")):
+        tensors[f"model.layers.0.mlp.experts.gate_up_proj{end}"] = torch.stack([one[part] for one in stack])
+    result = xray(made.write(tmp_path / "out", tensors, FP8))
+    assert result.faults == () and result.recipe == CASES["DeepSeek"][2]
+    assert sum(c.elements for c in result.castings if c.packing) == 4 * 192 * 256 + sum(
+        rows * cols for rows, cols in made.MODULES.values()
+    )
 
 
 def test_scales_of_one_tensor_may_differ_within_a_fused_group(tmp_path):
