@@ -213,7 +213,7 @@ def compressed(weights: torch.Tensor, name: str, *, group: int | None = None, am
     global scale. Decoded are codes by scales in float32: `decompress` itself would round to the scales' dtype.
     """
     scheme = compressed_scheme(name, group)
-    least, most = _extremes(weights, scheme.weights)
+    least, most = extremes(weights, scheme.weights)
     state: dict[str, Any] = {"weight": weights}
     if name.startswith("NVFP4"):
         largest = weights.abs().amax().float() if amax is None else torch.tensor(amax)
@@ -280,7 +280,7 @@ def packed_nibbles(words: torch.Tensor) -> torch.Tensor:
     return ((words[..., None] >> torch.arange(0, 32, 4)) & 15).flatten(-2)
 
 
-def _extremes(weights: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def extremes(weights: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and largest weight of each tile, in the shape of the scales."""
     if args.strategy == "tensor":
         return weights.amin().reshape(1), weights.amax().reshape(1)
