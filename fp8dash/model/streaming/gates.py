@@ -22,7 +22,7 @@ Run = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ReadsFurther(Exception):
-    """A block read what another than the one before it gave."""
+    """A block read what another than the one before it gave, or was called out of turn."""
 
 
 class _BlockPassed(BaseException):
@@ -62,6 +62,8 @@ class Replay:
         self._last = _put_gates(blocks, self._run) - 1
         self._at = -1
         self._block: nn.Module | None = None
+        self._next = 0  # block that the forward will call
+        self._where = torch.device("cpu")  # the model's own is its first weight's, which may be a block's
         self._given: Any = None  # by the block before, for the window that is being read
         self._before: Spill | None = None
         self._after: Spill | None = None
@@ -86,7 +88,8 @@ class Replay:
 
         Raises ReadsFurther.
         """
-        self._given = self._before.take(window) if self._before else None
+        self._given, self._next = self._before.take(window) if self._before else None, 0
+        self._where = ids.device
         try:
             states: Tensor = body_of(self._model)(input_ids=ids, use_cache=False).last_hidden_state
             return states[0]
@@ -107,11 +110,14 @@ class Replay:
         self._before = None
 
     def _run(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if index != self._next:
+            raise ReadsFurther
+        self._next += 1
         if index < self._at - 1:
             return _pytree.tree_map_only(Tensor, self._nothing, self._structures[index])
         if index == self._at - 1:
             return self._given
-        if _has_nan((args, kwargs)) and not _has_nan(self._given):
+        if index > 1 and _has_nan((args, kwargs)) and not _has_nan(self._given):
             raise ReadsFurther
         output = _own_forward(self._block, args, kwargs)
         if index == self._last:
@@ -123,7 +129,7 @@ class Replay:
         key = tuple(shape.shape), shape.dtype
         if key not in self._nan:
             value = float("nan") if shape.is_floating_point() else 0
-            self._nan[key] = torch.full(shape.shape, value, dtype=shape.dtype, device=self._model.device)
+            self._nan[key] = torch.full(shape.shape, value, dtype=shape.dtype, device=self._where)
         return self._nan[key]
 
 

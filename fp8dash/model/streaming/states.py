@@ -79,7 +79,7 @@ def last_hidden_states(
     partial = PartialModel(folder, where)
     rehearsal = Rehearsal(partial.blocks)
     count, total = len(partial.blocks), len(partial.blocks) * len(recipes)
-    ids = ids.to(partial.model.device)
+    ids = ids.to(where)
     with ExitStack() as ends:
         casts = [_Cast(partial, recipe, device, backend, scratch) for recipe in recipes]
         for number, cast in enumerate(casts):
@@ -107,7 +107,11 @@ def _looked_at(partial: PartialModel, rehearsal: Rehearsal, index: int) -> list[
     try:
         make_linears(model, lambda name: name.startswith(inside))
         if index == 0:
-            learn_after_head(model, learn_body(model, few_tokens(model)))
+            rehearsal.order.clear()
+            states = learn_body(model, few_tokens(model))
+            if rehearsal.order != list(range(len(partial.blocks))):
+                raise unstreamed(partial.folder, "its forward does not call its blocks one after the other, each once")
+            learn_after_head(model, states)
     except Fp8dashError:
         raise
     except Exception as error:
@@ -118,9 +122,6 @@ def _looked_at(partial: PartialModel, rehearsal: Rehearsal, index: int) -> list[
         ) from error
     finally:
         rehearsal.loaded = None
-    count = len(partial.blocks)
-    if rehearsal.order != list(range(count)) * (len(rehearsal.order) // count):
-        raise unstreamed(partial.folder, "its forward does not call its blocks one after the other, each once")
     return [part for part in parts_of(model) if part.name.startswith(inside)]
 
 
@@ -173,7 +174,7 @@ class _Cast:
         except Fp8dashError:
             raise
         except Exception as error:
-            if out_of_memory(error) or index == 0:
+            if out_of_memory(error):
                 raise
             why = f"block {index} does not run by itself ({first_line(error)})"
             raise unstreamed(self._partial.folder, why) from error
