@@ -57,6 +57,7 @@ class Bench:
     calibration: Tensor | None = field(init=False)  # only where the recipe needs it
     calibrated_on: dict[str, Any] = field(init=False)
     origins: Origins = field(init=False)  # with a checkpoint's model
+    stored_names: dict[str, str] = field(init=False)  # the files' names of the model's matrices, only for an export
     base_head: nn.Module = field(init=False)  # the head before casting
     shapes: Counter[Shape] = field(init=False)
     untimed: float = field(init=False)  # share of the blocks' weights that have no shape there

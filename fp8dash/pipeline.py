@@ -35,7 +35,8 @@ from fp8dash.measure.provenance import peak_rss
 from fp8dash.measure.sensitivity import sensitivity
 from fp8dash.measure.weight_error import backend_of, weight_error
 from fp8dash.model.calibration import NOTHING, Observed, observe, rewind
-from fp8dash.model.export import check_stored, export
+from fp8dash.model.exported.export import export
+from fp8dash.model.exported.names import stored_names
 from fp8dash.model.fit import check_fit
 from fp8dash.model.head import full_head
 from fp8dash.model.imported.checkpoint import read_checkpoint
@@ -125,7 +126,7 @@ def _load(bench: Bench) -> Iterator[Item]:
     else:
         check_fit(loaded.model, bench.recipe, exported="export" in request.measures)
     if "export" in request.measures:
-        check_stored(loaded.model, folder, bench.recipe)
+        bench.stored_names = stored_names(loaded.model, folder, bench.recipe)
     yield Progress("load", 2, 3, "cutting the corpus into windows")
     _cut_texts(bench)
     if "tasks" in request.measures:
@@ -302,7 +303,8 @@ def _needle(bench: Bench) -> Iterator[Item]:
 def _export(bench: Bench) -> Iterator[Item]:
     loaded, recipe = bench.loaded, bench.recipe
     name = f"{loaded.folder.name}-{name_of(loaded.content_hash, recipe.text, bench.calibrated_on)[:12]}"
-    yield (yield from export(loaded.model, loaded.folder, recipe, bench.cache / "checkpoints" / name))
+    place = bench.cache / "checkpoints" / name
+    yield (yield from export(loaded.model, loaded.folder, bench.stored_names, recipe, place))
 
 
 def _tasks(bench: Bench) -> Iterator[Item]:

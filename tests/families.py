@@ -128,19 +128,19 @@ def family_config(family: str, repeats: int) -> dict[str, Any]:
     return config
 
 
-def family_model(family: str, repeats: int = 1) -> Any:
-    """A frozen random model of a family in bfloat16, in evaluation mode."""
+def family_model(family: str, repeats: int = 1, **others: Any) -> Any:
+    """A frozen random model of a family in bfloat16, in evaluation mode; `others` go into its config."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
-    config = AutoConfig.for_model(family, **family_config(family, repeats))
+    config = AutoConfig.for_model(family, **family_config(family, repeats) | others)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return model.requires_grad_(False).eval()
 
 
-def write_family(family: str, folder: Path, repeats: int = 1) -> Path:
+def write_family(family: str, folder: Path, repeats: int = 1, **others: Any) -> Path:
     """A model folder of a family, with the byte-level tokenizer of the tiny model."""
-    family_model(family, repeats).save_pretrained(folder)
+    family_model(family, repeats, **others).save_pretrained(folder)
     write_tokenizer(folder)
     return folder

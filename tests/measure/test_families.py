@@ -32,7 +32,7 @@ NUMBERS = {  # of each capability, one that a run has
     "gradients": "gradient_rms", "kv": "kv_kld", "needle": "needle_logprob",
 }  # fmt: skip
 STATES = "kv= is refused: this model's cache has layers that are not keys and values alone"
-STORED, TURNED = "stores it together with others or under another name", r"stores it as \(64, 192\)"
+STORED, TURNED = "stores it together with others or in another form", r"stores it as \(64, 192\)"
 OWN_CACHE = "MiniMax uses cache of its own"
 NO_ATTENTION_FIRST = "can only be called on Attention layers"
 REFUSED: dict[str, dict[str, str]] = {  # what a family cannot have, and why
@@ -40,15 +40,15 @@ REFUSED: dict[str, dict[str, str]] = {  # what a family cannot have, and why
     "bamba": {"kv": "does not continue a text correctly", "needle": "does not continue a text correctly"},
     "deepseek_v32": {"kv": "does not continue a text correctly", "needle": "does not continue a text correctly"},
     "falcon_mamba": {"kv": "computes something else when read in chunks through its cache"},
-    "minimax": {"kv": OWN_CACHE, "needle": OWN_CACHE, "decode": OWN_CACHE, "export": STORED},
+    "minimax": {"kv": OWN_CACHE, "needle": OWN_CACHE, "decode": OWN_CACHE},
     "recurrent_gemma": {"kv": NO_ATTENTION_FIRST, "needle": NO_ATTENTION_FIRST, "decode": NO_ATTENTION_FIRST},
-    "lfm2_moe": {"kv": STATES, "export": STORED},
+    "lfm2_moe": {"kv": STATES},
     "granitemoehybrid": {"kv": STATES, "export": STORED},
     **{family: {"kv": STATES} for family in (
         "qwen3_5_text", "qwen3_next", "qwen3_5_moe_text", "falcon_h1", "mamba", "mamba2", "lfm2", "jamba",
     )},
     **{family: {"export": STORED} for family in (
-        "mixtral", "gpt_oss", "granitemoe", "phimoe", "minimax_m2", "jetmoe", "llama4_text",
+        "gpt_oss", "granitemoe", "jetmoe", "llama4_text",
     )},
 }  # fmt: skip
 UNCAST = re.compile(r"(^|\.)(lm_head|embed_out|router|gate|shared_expert_gate|rg_lru)(\.|$)")  # heads, routers, a state

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from fp8dash.errors import ModelError
 from fp8dash.model.load import load, locate
 from fp8dash.model.trust import own_code
-from tests.model.test_export import exported
+from tests.model.exported.test_export import exported
 from tests.model.test_folder import change_config
 
 CPU = torch.device("cpu")

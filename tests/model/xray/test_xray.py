@@ -11,7 +11,7 @@ from fp8dash.cli import main
 from fp8dash.errors import ModelError
 from fp8dash.model.xray.faults import FAULTS
 from fp8dash.model.xray.xray import xray
-from tests.model.test_export import exported
+from tests.model.exported.test_export import exported
 from tests.model.xray import made
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"

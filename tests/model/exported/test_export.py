@@ -2,12 +2,13 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from fp8dash.choose.casts import parse_cast
@@ -18,7 +19,8 @@ from fp8dash.choose.records import Artefact, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.calibration import NOTHING
-from fp8dash.model.export import export
+from fp8dash.model.exported.export import export
+from fp8dash.model.exported.names import stored_names
 from fp8dash.model.load import load
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
@@ -46,8 +48,9 @@ def exported(tiny, place, text, backend="emulated"):
     """A cast model and what its export left."""
     model, recipe = load(tiny, torch.device("cpu")).model, parse_recipe(text)
     observed = observed_on(model, recipe) if recipe.needs_calibration else NOTHING
+    names = stored_names(model, tiny, recipe)
     list(cast_model(model, recipe, CPU, backend, observed))
-    walk = export(model, tiny, recipe, place)
+    walk = export(model, tiny, names, recipe, place)
     while True:
         try:
             next(walk)
@@ -133,8 +136,6 @@ def test_a_native_run_exports_the_same_files(tiny, tmp_path):
 
 
 def test_nothing_that_could_run_travels(tiny, tmp_path):
-    import shutil
-
     source = tmp_path / "copy"
     shutil.copytree(tiny, source)
     config = json.loads((source / "config.json").read_text())
@@ -172,7 +173,7 @@ def test_a_weight_that_is_not_in_the_files_is_named(tiny, tmp_path, loaded):
     list(cast_model(loaded.model, recipe, CPU, "emulated"))
     loaded.model.add_module("other", copy.deepcopy(loaded.model.model.layers[0].mlp.up_proj))
     with pytest.raises(ModelError, match="has no weight named other"):
-        for _ in export(loaded.model, tiny, recipe, tmp_path / "out"):
+        for _ in export(loaded.model, tiny, {}, recipe, tmp_path / "out"):
             pass
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
 
@@ -207,10 +208,6 @@ def test_every_preset_can_be_deployed_or_says_why_not(name):
 
 
 def test_only_the_files_that_the_loader_reads_are_exported(tiny, tmp_path):
-    import shutil
-
-    from safetensors.torch import save_file
-
     folder = shutil.copytree(tiny, tmp_path / "model")
     doubled = {key: 2 * tensor for key, tensor in load_file(folder / "model.safetensors").items()}
     save_file(doubled, folder / "model-old.safetensors", metadata={"format": "pt"})  # sorts before the model's own
@@ -219,3 +216,38 @@ def test_only_the_files_that_the_loader_reads_are_exported(tiny, tmp_path):
     _, beside = exported(folder, tmp_path / "beside", "w=e4m3fn/row")
     assert (beside.size_bytes, beside.sha256) == (plain.size_bytes, plain.sha256)
     assert not list((tmp_path / "beside").glob("model-old*"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_wider_files_are_exported_as_the_run_read_them_in_bfloat16(tiny, tmp_path, dtype):
+    """To the byte: their last bits, which bfloat16 does not hold, are in no code and in no scale."""
+    text, drawn = "w=e4m3fn/row a=e4m3fn/row skip=*.o_proj", torch.Generator().manual_seed(0)
+    wide, read = (shutil.copytree(tiny, tmp_path / name) for name in ("wide", "read"))
+    tensors = {
+        key: (tensor.float() * (1 + torch.rand(tensor.shape, generator=drawn) / 64)).to(dtype)
+        for key, tensor in load_file(tiny / "model.safetensors").items()
+    }
+    rounded = {key: tensor.to(torch.bfloat16) for key, tensor in tensors.items()}
+    assert not any(torch.equal(rounded[key].to(dtype), tensor) for key, tensor in tensors.items())
+    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    save_file(rounded, read / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tiny / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}))
+    _, of_wide = exported(wide, tmp_path / "out_of_wide", text)
+    _, of_read = exported(read, tmp_path / "out_of_read", text)
+    assert of_wide.sha256 == of_read.sha256
+
+
+def test_a_model_in_many_shards_is_exported_in_as_many(tiny, tmp_path):
+    text, shards = "w=e4m3fn/row a=e4m3fn/row", tmp_path / "shards"
+    AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(shards, max_shard_size="5KB")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny / file, shards / file)
+    exported(tiny, tmp_path / "one", text)
+    exported(shards, tmp_path / "many", text)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())["weight_map"]
+    parts = {name: load_file(tmp_path / "many" / name) for name in set(index.values())}
+    assert len(parts) == len(list(shards.glob("*.safetensors"))) > 15
+    for key, tensor in load_file(tmp_path / "one" / "model.safetensors").items():
+        assert torch.equal(parts[index[key]][key], tensor)
+    assert sum(map(len, parts.values())) == len(index)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fp8dash.choose.models.checkpoint import quantization_config
 from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import HEAD, ROUTER, Artefact, Progress
+from fp8dash.choose.records import ROUTER, Artefact, Progress
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, stored_tensors, weight_files
 from fp8dash.model.linears import CAST_LINEARS
+from fp8dash.model.load import DTYPE
 from fp8dash.model.outer import Outers
-from fp8dash.model.parts import LINEAR, parts_of
-from fp8dash.model.swap import planned, why_kept
+from fp8dash.model.parts import parts_of
 from fp8dash.places import scratch
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
@@ -36,18 +36,23 @@ ROUTED_EXPERTS = r"re:.*\.experts\..*"  # as compressed-tensors reads it
 WEIGHT, KEYS = ".weight", ".k_proj"
 
 
-def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[Progress, None, Artefact]:
+def export(
+    model: Any, folder: Path, names: Mapping[str, str], recipe: Recipe, place: Path
+) -> Generator[Progress, None, Artefact]:
     """Progress tensor by tensor; returns what was written to `place`, of a model that was cast and its own files.
 
-    Raises InvalidChoice for a recipe that no checkpoint holds, ModelError where a weight is not in the files.
+    `names` are those of `stored_names` before the cast. Raises InvalidChoice for a recipe that no checkpoint holds,
+    ModelError where a weight is not in the files.
     """
-    cast = tuple(name for name, module in model.named_modules() if isinstance(module, CAST_LINEARS))
-    kept = _ignored(model)
-    config, scales = quantization_config(recipe, cast, kept), _made_beforehand(model)
+    linears = [name for name, module in model.named_modules() if isinstance(module, CAST_LINEARS)]
+    config = quantization_config(recipe, linears, [names.get(name, name) for name in _ignored(model)])
+    for group in config["config_groups"].values():
+        group["targets"] = [names.get(target, target) for target in group["targets"]]
+    cast = {names.get(name, name): name for name in linears}
     place.parent.mkdir(parents=True, exist_ok=True)
     made = scratch(place.parent)
     try:
-        yield from _write_weights(folder, made, recipe, cast, scales)
+        yield from _write_weights(model, folder, made, recipe, cast, _made_beforehand(model, names))
         _write_rest(folder, made, config)
         shutil.rmtree(place, ignore_errors=True)
         made.rename(place)
@@ -57,25 +62,12 @@ def export(model: Any, folder: Path, recipe: Recipe, place: Path) -> Generator[P
     return Artefact("checkpoint", str(place), config["format"], size, digest)
 
 
-def check_stored(model: Any, folder: Path, recipe: Recipe) -> None:
-    """Raises ModelError where a matrix that the recipe casts is not stored by itself, as [out, in], under its name."""
-    stored_shapes = {name: t.shape for file in weight_files(folder) for name, t in stored_tensors(file).items()}
-    for part in planned(model, recipe):
-        shape = stored_shapes.get(f"{part.module}{WEIGHT}")
-        if part.kind == LINEAR and part.group != HEAD and not why_kept(recipe, part) and shape != part.shape:
-            held = "stores it together with others or under another name" if shape is None else f"stores it as {shape}"
-            raise ModelError(
-                f"{part.module} is cast as a matrix of {part.shape}, and {folder} {held}: this model cannot be "
-                "exported. Leave the measure export out."
-            )
-
-
 def _ignored(model: Any) -> list[str]:
     """What engines must not treat as cast: Linears and routers that were kept, and experts, whose names differ."""
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    parts = parts_of(model)
-    routers = [part.module for part in parts if part.group == ROUTER]
-    experts = [ROUTED_EXPERTS] if any(part.fixed and is_routed_expert(part.name) for part in parts) else []
+    uncast = [part for part in parts_of(model) if not isinstance(model.get_submodule(part.module), CAST_LINEARS)]
+    routers = [part.module for part in uncast if part.group == ROUTER]
+    experts = [ROUTED_EXPERTS] if any(part.fixed and is_routed_expert(part.name) for part in uncast) else []
     return list(dict.fromkeys((*linears, *routers, *experts)))
 
 
@@ -97,11 +89,16 @@ def stored(q: Quantized, name: str) -> dict[str, Tensor]:
 
 
 def _write_weights(
-    folder: Path, made: Path, recipe: Recipe, cast: tuple[str, ...], scales: dict[str, Tensor]
+    model: Any, folder: Path, made: Path, recipe: Recipe, cast: Mapping[str, str], scales: dict[str, Tensor]
 ) -> Generator[Progress, None, None]:
-    """Each file of the model as a file of the same name, and the index that tells where each tensor is."""
+    """Each file of the model as a file of the same name, and the index that tells where each tensor is.
+
+    `cast` are the model's names by the files'. What the run read in bfloat16 is rounded to it, cast or kept.
+    """
+    rounded = {f"{name}{WEIGHT}" for name in cast}
+    rounded |= {name for name, tensor in model.state_dict().items() if tensor.dtype == DTYPE}
     missing, total, done = set(cast), 0, 0
-    outers = Outers(recipe, cast, _weight_of(folder))
+    outers = Outers(recipe, cast.values(), _weight_of(folder, cast))
     places: dict[str, str] = {}
     files = weight_files(folder)
     for file in files:
@@ -110,9 +107,11 @@ def _write_weights(
             for key in tensors.keys():  # noqa: SIM118 (not a mapping)
                 name = key.removesuffix(WEIGHT)
                 yield Progress("export", done := done + 1, max(done, len(cast)), key)
-                weights = recipe.of(name).weights if key.endswith(WEIGHT) and name in missing else None
+                own = cast.get(name, "") if key.endswith(WEIGHT) else ""
+                weights = recipe.of(own).weights if own else None
                 tensor = tensors.get_tensor(key)
-                written |= stored(quantize(tensor, weights, outers.of(name)), name) if weights else {key: tensor}
+                tensor = tensor.to(DTYPE) if key in rounded else tensor
+                written |= stored(quantize(tensor, weights, outers.of(own)), name) if weights else {key: tensor}
                 missing -= {name} if weights else set()
         if not places:
             written |= scales
@@ -127,34 +126,36 @@ def _write_weights(
         (made / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
 
 
-def _weight_of(folder: Path) -> Callable[[str], Tensor]:
-    """Reads one module's weight from the model's files."""
+def _weight_of(folder: Path, cast: Mapping[str, str]) -> Callable[[str], Tensor]:
+    """Reads the weight of a cast module from the model's files, as the run read it."""
     files = {key: file for file in weight_files(folder) for key in stored_tensors(file)}
+    keys = {own: f"{name}{WEIGHT}" for name, own in cast.items()}
 
-    def read(name: str) -> Tensor:
-        with safe_open(files[f"{name}{WEIGHT}"], framework="pt") as tensors:
-            tensor: Tensor = tensors.get_tensor(f"{name}{WEIGHT}")
-        return tensor
+    def read(module: str) -> Tensor:
+        with safe_open(files[keys[module]], framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(keys[module])
+        return tensor.to(DTYPE)
 
     return read
 
 
-def _made_beforehand(model: Any) -> dict[str, Tensor]:
+def _made_beforehand(model: Any, names: Mapping[str, str]) -> dict[str, Tensor]:
     """Static scales of activations, keys and values, under the names that engines read; raises ModelError."""
     tensors = {}
     for name, module in model.named_modules():
         scale = module.activations.scale if isinstance(module, CAST_LINEARS) and module.activations else None
         if scale is not None:
-            tensors[f"{name}.input_scale"] = torch.tensor([scale.present])
+            tensors[f"{names.get(name, name)}.input_scale"] = torch.tensor([scale.present])
     kv = getattr(model, SCALES, ())
-    attentions = [name.removesuffix(KEYS) for name, _ in model.named_modules() if name.endswith(KEYS)] if kv else []
+    keys = [names.get(name, name) for name, _ in model.named_modules() if name.endswith(KEYS)] if kv else []
+    attentions = [name.removesuffix(KEYS) for name in keys]
     if len(attentions) != len(kv):
         raise ModelError(
             "kv= is refused: this model's attention has no k_proj of its own, after which KV scales are named "
             "(compressed-tensors); closest alternative: the recipe without kv=."
         )
-    for name, (keys, values) in zip(attentions, kv, strict=True):
-        tensors |= {f"{name}.k_scale": keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}
+    for name, (of_keys, values) in zip(attentions, kv, strict=True):
+        tensors |= {f"{name}.k_scale": of_keys.float().cpu(), f"{name}.v_scale": values.float().cpu()}
     return tensors
 
 
@@ -165,9 +166,19 @@ def _write_rest(folder: Path, made: Path, quantization: dict[str, Any]) -> None:
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
     config = {key: value for key, value in config_of(folder).items() if key not in ("auto_map", "transformers_weights")}
+    config = _as_read({"dtype": None} | config if "torch_dtype" not in config else config)
     config["quantization_config"] = quantization
     (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     os.chmod(made, 0o755)
+
+
+def _as_read(config: dict[str, Any]) -> dict[str, Any]:
+    """A config that says of itself and its parts what the run read them in: engines multiply in what it says."""
+    named = str(DTYPE).removeprefix("torch.")
+    return {
+        key: _as_read(value) if isinstance(value, dict) else named if key in ("dtype", "torch_dtype") else value
+        for key, value in config.items()
+    }
 
 
 def _measured(place: Path) -> tuple[int, str]:
