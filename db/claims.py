@@ -24,6 +24,7 @@ from fp8dash.errors import QueueError
 
 MAX_DEATHS = 3  # of a run's own process within one stage, its worker alive
 MAX_STARTS = 20  # without a finished stage, whatever ended them: a run that takes its whole machine down ends too
+MOST_WAITING = 200  # queued runs that are looked at for those that can share a pass through the model
 READ_RECIPE = "recipe"  # a fact of runs of what a checkpoint stores: how it is cast, once it was read
 FACT_COLUMNS = ("model_hash", "corpus_hash", "backend", "device", "device_kind")
 
@@ -71,6 +72,20 @@ class Claims:
             done = session.scalars(select(StageTable.stage).where(StageTable.run_id == run_id))
             hashes = run.model_hash, run.corpus_hash, run.facts.get("checkpoint_hash")
             return Lease(run_id, worker_id, run.attempt, run.request, frozenset(done), *hashes)
+
+    def beside(self, lease: Lease) -> list[str]:
+        """The recipes of queued runs that ask for the same as a run but for it, in the order of the queue."""
+        others = select(RunTable.request).where(
+            RunTable.state == QUEUED, RunTable.model == lease.request["model"], RunTable.id != lease.run_id
+        )
+        same = {name: value for name, value in lease.request.items() if name != "recipe"}
+        with self._store.session() as session:
+            waiting = session.scalars(others.order_by(RunTable.created_at, RunTable.id).limit(MOST_WAITING)).all()
+        return [
+            str(request["recipe"])
+            for request in waiting
+            if {name: value for name, value in request.items() if name != "recipe"} == same
+        ]
 
     def child_died(self, lease: Lease) -> int | None:
         """Count a death of the run's own process: how many there were since its last finished stage.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import Recipe
-from fp8dash.choose.records import BASELINE, Layer, RanBy
+from fp8dash.choose.records import BASELINE, Layer, RanBy, Row
 from fp8dash.choose.request import Request
 from fp8dash.choose.windows import Reading
 from fp8dash.errors import CorpusError, Fp8dashError, ModelError
@@ -28,12 +28,22 @@ from fp8dash.model.imported.origins import Origins, StoredModel
 from fp8dash.model.load import LoadedModel, check_tokens
 from fp8dash.model.passes import Passes
 from fp8dash.model.reading import CHUNK
+from fp8dash.model.streaming.way import Way
 
 HASHES: dict[str, type[Fp8dashError]] = {
     "model_hash": ModelError,
     "corpus_hash": CorpusError,
     "checkpoint_hash": ModelError,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a pass block by block gave of one recipe: the rows of its stages."""
+
+    quantize: tuple[Row, ...]
+    perplexity: tuple[Row, ...]
+    backend: RanBy
 
 
 @dataclass(slots=True)
@@ -48,6 +58,9 @@ class Bench:
     passes: Passes
     recorded: dict[str, str | None] = field(default_factory=dict)  # hashes of what an earlier attempt measured
     facts: dict[str, Any] = field(default_factory=dict)  # facts about the run from the current stage
+    beside: tuple[str, ...] = ()  # recipes that wait for the same pass
+    way: Way | None = None  # from load: how the model is loaded
+    passed: Passed | None = None  # from baseline, where it passes block by block
     checkpoint: StoredModel | None = None  # from load, where the recipe is what one stores
     loaded: LoadedModel = field(init=False)  # from load, as are the next five
     reading: Reading = field(init=False)  # with BOS resolved

@@ -5,14 +5,14 @@ Knows no database and no queue.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
-from fp8dash.bench import Bench, calibration_windows_of, check_identity, provenance
+from fp8dash.bench import Bench, Passed, calibration_windows_of, check_identity, provenance
 from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import EMULATED, PREPARING, Layer, Progress, Row, StageResult
@@ -46,9 +46,12 @@ from fp8dash.model.load import check_tokens, find_device, load, locate, torch_de
 from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
 from fp8dash.model.reading import WHOLE, chunk_of
+from fp8dash.model.streaming.skeleton import load_skeleton
+from fp8dash.model.streaming.way import way_of
 from fp8dash.model.swap import cast_model, planned
 from fp8dash.model.trust import own_code
 from fp8dash.places import tasks_dir
+from fp8dash.streamed import check_streamed, forget_pass, passed
 
 COMPARED = {"perplexity", "kv", "sensitivity"}  # need the baseline
 WINDOWED = COMPARED | {"experts", "gradients", "profile"}
@@ -66,11 +69,13 @@ def run_stages(
     cache: Path,
     tell: Callable[[Progress], None] = lambda _: None,
     recorded: Mapping[str, str | None] = NOTHING_RECORDED,
+    beside: Sequence[str] = (),
 ) -> Iterator[Progress | StageResult]:
     """Progress, and a StageResult for each stage that is not `done`; raises Fp8dashError with what to change.
 
     `recorded` holds the hashes (of HASHES) of what an earlier attempt measured: changed files fail the run. `tell` is
-    called during a step that takes long, when a generator cannot yield.
+    called during a step that takes long, when a generator cannot yield. `beside` are recipes of runs that ask for the
+    same but for it: where the model passes block by block, they share the pass.
     """
     request = request.checked()
     left = [name for name in request.measures if name not in done]
@@ -78,10 +83,11 @@ def run_stages(
         return
     recipe, where = parse_recipe(request.recipe), torch_device(request.device)
     bench = Bench(request, recipe, cache, find_device(request.device), where, Passes(tell), dict(recorded))
+    bench.beside = tuple(beside)
     torch.manual_seed(request.seed)
     for name, work in STAGES.items():
         if name in PREPARING or name in left:
-            if name not in PREPARING:
+            if name not in PREPARING and not bench.passed:
                 rewind(bench.loaded.model)
             result = yield from _walk(name, work, bench)
             if name not in done:
@@ -112,6 +118,12 @@ def _load(bench: Bench) -> Iterator[Item]:
         bench.checkpoint = read_checkpoint(bench.recipe.stored)
         bench.recipe = bench.checkpoint.recipe
     folder = bench.checkpoint.place if bench.checkpoint and bench.is_alone else locate(request.model, bench.cache)
+    if bench.checkpoint is None:
+        sizes = request.windows.count, request.windows.length
+        bench.way = way_of(folder, request.loading, bench.where, sizes)
+        if not bench.way.is_whole:
+            yield from _load_blocks(bench, folder)
+            return
     brings_code = own_code(folder)
     yield Progress("load", 1, 3, f"reading weights{NOT_RUN if brings_code else ''}")
     if bench.is_alone:
@@ -149,6 +161,18 @@ def _load(bench: Bench) -> Iterator[Item]:
     bench.facts |= bench.checkpoint.facts if bench.checkpoint else {}
 
 
+def _load_blocks(bench: Bench, folder: Path) -> Iterator[Item]:
+    """All that is known of a model whose weights stay in their files."""
+    check_streamed(bench)
+    assert bench.way is not None
+    yield Progress("load", 1, 3, bench.way.meaning)
+    bench.loaded = load_skeleton(folder)
+    check_identity(bench)
+    bench.reading = bench.request.reading.resolved(adds_bos(bench.loaded.tokenizer))
+    _cut_texts(bench)
+    bench.facts = provenance(bench) | {"loading": bench.way.meaning}
+
+
 def _cut_texts(bench: Bench) -> None:
     """The windows that are scored, the needles' haystacks, and the windows that scales are made from."""
     request, loaded = bench.request, bench.loaded
@@ -175,6 +199,13 @@ def _load_checkpoint(bench: Bench) -> None:
 
 
 def _baseline(bench: Bench) -> Iterator[Item]:
+    if bench.way and not bench.way.is_whole:
+        for item in passed(bench, bench.beside):
+            if isinstance(item, Passed):
+                bench.passed = item
+            else:
+                yield item
+        return
     measures, facts = bench.request.measures, (bench.loaded.content_hash, bench.device.label)
     if "needle" in measures:
         bench.prompts = build_prompts(bench.loaded, bench.grid, bench.request.needles.chat)
@@ -230,6 +261,10 @@ def _profile(bench: Bench) -> Iterator[Item]:
 
 
 def _quantize(bench: Bench) -> Iterator[Item]:
+    if bench.passed:
+        yield from bench.passed.quantize
+        bench.backend = bench.facts["backend"] = bench.passed.backend
+        return
     observed = yield from _observed(bench, "quantize")
     base, checkpoint = bench.loaded.model, bench.checkpoint
     if checkpoint and not bench.is_alone:
@@ -262,6 +297,10 @@ def _gemm(bench: Bench) -> Iterator[Item]:
 
 
 def _perplexity(bench: Bench) -> Iterator[Item]:
+    if bench.passed:
+        yield from bench.passed.perplexity
+        forget_pass(bench)
+        return
     request, model = bench.request, bench.loaded.model
     if bench.is_alone:
         yield from perplexity_alone(model, bench.windows, bench.backend, bench.recipe.kv)

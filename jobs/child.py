@@ -179,7 +179,12 @@ def answer(task: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> bool
         from fp8dash.pipeline import run_stages
 
         for item in run_stages(
-            Request.from_json(task["request"]), frozenset(task["done"]), cache_dir(), tell, task.get("recorded", {})
+            Request.from_json(task["request"]),
+            frozenset(task["done"]),
+            cache_dir(),
+            tell,
+            task.get("recorded", {}),
+            task.get("beside", ()),
         ):
             if isinstance(item, StageResult):
                 send({STAGE: item.to_json()})

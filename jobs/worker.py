@@ -225,6 +225,7 @@ class SlotWorker:
         hashes = ("model_hash", "corpus_hash", "checkpoint_hash")
         recorded = {name: getattr(lease, name) for name in hashes}
         task = {"request": lease.request, "done": done, "recorded": recorded}
+        task["beside"] = await _persist(self._claims.beside, lease)
         child = Child(lease.run_id, header, task, pinned | {WORKER_MARK: self.id})
         self._latest, self._stage = None, ""
         listening = asyncio.create_task(self._listen(child, lease))

@@ -21,7 +21,18 @@ TIERS = [
     ["ui"],
 ]
 # Files that are no room of their own, and the tier that each comes after; 0: it knows no room at all.
-LOOSE = {"errors": 0, "places": 0, "stats": 0, "bench": 5, "pipeline": 5, "options": 9, "serve": 9, "cli": 9, "app": 9}
+LOOSE = {
+    "errors": 0,
+    "places": 0,
+    "stats": 0,
+    "bench": 5,
+    "streamed": 5,
+    "pipeline": 5,
+    "options": 9,
+    "serve": 9,
+    "cli": 9,
+    "app": 9,
+}
 LAZY = (  # whose packages are loaded only where a run asks for tasks, or for a GGUF file
     "fp8dash.measure.harness", "fp8dash.measure.tasks", "fp8dash.model.imported.gguf_file",
 )  # fmt: skip
@@ -32,7 +43,15 @@ OWNERS = {
     "alembic": ("db",),
     "dbos": ("jobs.queue", "jobs.worker"),
     "transformers": ("fp8dash.model", "fp8dash.measure", "fp8dash.quant.kv_cache"),
-    "torch": ("fp8dash.quant", "fp8dash.model", "fp8dash.measure", "fp8dash.bench", "fp8dash.pipeline", "jobs.child"),
+    "torch": (
+        "fp8dash.quant",
+        "fp8dash.model",
+        "fp8dash.measure",
+        "fp8dash.bench",
+        "fp8dash.streamed",
+        "fp8dash.pipeline",
+        "jobs.child",
+    ),
     "safetensors": ("fp8dash.model", "fp8dash.measure"),
     "lm_eval": ("fp8dash.measure.harness",),
     "datasets": ("fp8dash.measure.tasks",),

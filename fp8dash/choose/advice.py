@@ -11,6 +11,7 @@ from fp8dash.choose.request import Request
 from fp8dash.choose.scaling import TENSOR
 
 FEW_WINDOWS = 8
+BESIDE_WEIGHTS = 1 << 30  # bytes that a run takes beside a model's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ def advise(
     return tuple(remarks)
 
 
-def advise_request(request: Request, shape: ModelShape | None) -> tuple[Advice, ...]:
+def advise_request(request: Request, shape: ModelShape | None, device: Device | None = None) -> tuple[Advice, ...]:
     """Remarks on how a request measures."""
-    remarks = []
+    remarks = [*_on_memory(request, shape, device)] if shape and device else []
     if request.windows.count < FEW_WINDOWS and "perplexity" in request.measures:
         remarks.append(
             Advice("warning", f"{request.windows.count} windows are few: the interval of ln PPL will be wide.")
@@ -64,6 +65,18 @@ def advise_request(request: Request, shape: ModelShape | None) -> tuple[Advice, 
             )
         )
     return tuple(remarks)
+
+
+def _on_memory(request: Request, shape: ModelShape, device: Device) -> list[Advice]:
+    """Which way a model goes: whole into memory, or block by block."""
+    needed, memory = 2 * shape.parameters + BESIDE_WEIGHTS, device.memory_bytes
+    if request.loading == "whole" or (request.loading == "auto" and (not memory or needed <= memory)):
+        return []
+    size = f"Whole it takes about {needed / 2**30:.1f} GiB"
+    why = f"{size}, and {device.label} has {memory / 2**30:.1f}" if needed > memory > 0 else size
+    others = [name for name in request.measures if name != "perplexity"]
+    left_out = f", which measures perplexity alone: leave {', '.join(others)} out" if others else ""
+    return [Advice("warning" if others else "note", f"{why}: the model passes block by block{left_out}.")]
 
 
 def _on_casts(recipe: Recipe) -> list[Advice]:

@@ -30,6 +30,13 @@ BACKENDS: dict[Backend, str] = {
     "native": "only kernels that multiply the codes; a layer without one fails the run",
 }
 
+Loading = Literal["auto", "whole", "blocks"]
+LOADINGS: dict[Loading, str] = {
+    "auto": "whole where it fits the memory that is free, else block by block",
+    "whole": "all of it in memory",
+    "blocks": "one block at a time, which measures perplexity and KLD alone: two blocks and the head in memory",
+}
+
 Measure = Literal[
     "gemm", "perplexity", "needle", "gradients", "sensitivity", "profile", "kv", "experts", "decode", "tasks", "export"
 ]
@@ -170,6 +177,7 @@ class Request:
     measures: tuple[Measure, ...] = choices(DEFAULT_MEASURES, MEASURES, what="measure", help=", ".join(MEASURES))
     backend: Backend = choice("auto", BACKENDS, what="backend")
     device: str = line("auto", what="device", longest=20, help="auto, cpu, cuda or cuda:1")
+    loading: Loading = choice("auto", LOADINGS, what="way of loading", help="the model")
     seed: int = whole(0, 0, 2**31 - 1, what="seed")
     windows: WindowOptions = WindowOptions()
     reading: Reading = Reading()
@@ -296,6 +304,8 @@ class Request:
                 f"“{shown(recipe.stored)}” is not a checkpoint: give stored= the whole path of its folder or GGUF "
                 "file, from /, or a Hub id like org/name, org/name@revision or org/name:file.gguf."
             )
+        if self.loading == "blocks":
+            raise InvalidChoice("A stored checkpoint is decoded as a whole: choose the way of loading auto.")
         if self.backend == "native":
             raise InvalidChoice("The backend native is refused: stored codes are decoded (fp8dash); choose auto.")
         refused = OF_CASTING | (OF_BASELINES if recipe.stored == self.model else frozenset())

@@ -158,13 +158,13 @@ class Writing:
     def __init__(self, head: nn.Module, windows: Windows, file: Path) -> None:
         """Takes the head, and where the baseline goes once all windows were given."""
         self._head, self._windows, self._comparer = head, windows, _floor_comparer(head)
-        self._beside = _beside(file)
+        self._beside = contextlib.ExitStack()  # drops a file that is never closed
+        self._stream = self._beside.enter_context(_beside(file))
         self._parts: list[Predictions] = []
         self._hidden: dict[int, Tensor] = {}  # of windows that are not yet given in float32 too
         self._floor: list[float] = []
 
     def __enter__(self) -> "Writing":
-        self._stream = self._beside.__enter__()
         return self
 
     def states(self, index: int, hidden: Tensor) -> None:
@@ -188,12 +188,20 @@ class Writing:
         scores = self._comparer.compare(widened, base_hidden, self._parts[index], targets)
         self._floor.append(float(scores.kld.mean()))
 
+    def close(self) -> None:
+        """Puts the file in its place: all windows were given. Those not given in float32 have no noise floor."""
+        for index in list(self._hidden):
+            self.widened(index, None)
+        for field in fields(Predictions):
+            self._stream.write(_bytes(torch.cat([getattr(part, field.name) for part in self._parts])))
+        self._stream.write(_bytes(torch.tensor(self._floor, dtype=torch.float64)))
+        self._beside.close()
+
     def __exit__(self, *error: Any) -> None:
         if error[0] is None:
-            for field in fields(Predictions):
-                self._stream.write(_bytes(torch.cat([getattr(part, field.name) for part in self._parts])))
-            self._stream.write(_bytes(torch.tensor(self._floor, dtype=torch.float64)))
-        self._beside.__exit__(*error)
+            self.close()
+        else:
+            self._beside.__exit__(*error)
 
 
 def _checked_predictions(head: nn.Module, hidden: Tensor, targets: Tensor, index: int) -> Predictions:

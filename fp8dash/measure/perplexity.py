@@ -114,7 +114,10 @@ class Scoring:
 
     def score(self, index: int, hidden: Tensor) -> Window:
         """The next window's scores, from its last hidden states [L - 1, hidden]; raises NotFinite."""
-        hidden = hidden[self._windows.rows(index)]
+        return self.score_rows(index, hidden[self._windows.rows(index)])
+
+    def score_rows(self, index: int, hidden: Tensor) -> Window:
+        """As `score`, from the states of the scored tokens alone, as a baseline keeps them."""
         base_hidden, base_predictions = self._baseline.window(index, hidden.device)
         targets = self._windows.targets(index).to(hidden.device)
         scores = self._comparer.compare(hidden, base_hidden, base_predictions, targets)

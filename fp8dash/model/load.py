@@ -96,9 +96,13 @@ def load(folder: Path, device: torch.device) -> LoadedModel:
         raise ModelError(why_not_loaded(folder, error)) from error
     model.requires_grad_(False).eval()
     check_first_forward(model, folder)
+    return LoadedModel(model, tokenizer, folder, content_hash(folder), context_of(model))
+
+
+def context_of(model: Any) -> int:
+    """Most tokens of a model; 0 where its config does not say."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    most = context if isinstance(context, int) and context > 0 else 0
-    return LoadedModel(model, tokenizer, folder, content_hash(folder), most)
+    return context if isinstance(context, int) and context > 0 else 0
 
 
 def _read(folder: Path, device: torch.device) -> tuple[Any, Any]:

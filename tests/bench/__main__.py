@@ -7,6 +7,8 @@ probe_over_forward   one sensitivity probe (cast a part, run the windows, restor
                      the same tokens: the mean over blocks from first to last, and .kind over the seven projections
 cast.<tile>.*        cast and back of 64 Mi elements beside the libraries people use: see casts.py
 page.<name>.ms_10k   median server time of a page on a board of 10,000 runs (ms_100k: 100,000); unit page.bare.ms
+stream_over_loaded   one recipe's last hidden states block by block over loading the model whole and casting it
+eight_recipes_over_forward  the demo study's eight recipes in one pass over one bare BF16 forward of the same tokens
 cast_over_copy       throughput of an E4M3 row cast over that of `Tensor.copy_`, the same bytes read and written
 """
 
@@ -35,6 +37,7 @@ from fp8dash.places import cache_dir
 from fp8dash.quant.cast import codes_of
 from tests.bench.board import pages
 from tests.bench.casts import cast_ratios
+from tests.bench.streamed import eight_and_forward, streamed_and_loaded
 from tests.bench.usual import usual_and_ours
 
 REPEATS = 7
@@ -52,6 +55,8 @@ def main() -> None:
         "probe_over_forward": probe_over_forward("block"),
         "probe_over_forward.kind": probe_over_forward("kind"),
     }
+    ratios["stream_over_loaded"] = _ratio(*streamed_and_loaded(), repeats=SLOW_REPEATS)
+    ratios["eight_recipes_over_forward"] = _ratio(*eight_and_forward(), repeats=SLOW_REPEATS)
     ratios |= cast_ratios()
     ratios |= pages()
     print(f"\n{find_device().label}, {torch.get_num_threads()} threads, torch {torch.__version__}, median of {REPEATS}")

@@ -222,3 +222,16 @@ def test_what_has_ended_cannot_be_cancelled(store: Store, claims: Claims, run: s
     assert store.run(run).state == CANCELLED
     assert not claims.cancel(run)
     assert claims.claim(run, "one") is None
+
+
+def test_runs_that_ask_for_the_same_but_for_the_recipe_are_known_to_the_one_that_starts(
+    store: Store, claims: Claims
+) -> None:
+    asked = Request.of(model="/models/a", measures=("perplexity",))
+    recipes = ["w=e4m3fn/row a=e4m3fn/row", "w=int8/row a=int8/row", "bf16"]
+    first, second, third = (store.add_run(asked.but(recipe=recipe), owner="me")[0] for recipe in recipes)
+    store.add_run(asked.but(recipe="w=int4/row", windows=4), owner="me")
+    store.add_run(asked.but(recipe="w=int4/row", model="/models/b"), owner="me")
+    assert claims.beside(claimed(claims, first)) == recipes[1:]
+    claimed(claims, second, "two")
+    assert claims.beside(Lease(third, "one", 1, asked.but(recipe="bf16").checked().to_json(), frozenset())) == []

@@ -78,7 +78,10 @@ class Replay:
         try:
             yield
         finally:
-            self._block, self._before, self._after = None, self._after, None
+            self._block, after = None, self._after
+            self._after = None
+            self.close()
+            self._before = after
 
     def read(self, window: int, ids: Tensor) -> Tensor | None:
         """Runs ids [1, L] through the block; returns the last hidden states [L, hidden] behind the last block.

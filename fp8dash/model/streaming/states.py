@@ -4,7 +4,8 @@ For a model that is larger than memory: a block is loaded, cast by each recipe i
 windows, and dropped. What comes out is bit for bit what a model gives that is loaded whole and cast by `cast_model`.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import Progress
-from fp8dash.errors import Fp8dashError
+from fp8dash.errors import Fp8dashError, ModelError
 from fp8dash.model.as_linears import few_tokens, make_linears
+from fp8dash.model.float32 import in_float32
 from fp8dash.model.head import full_head, hand_on, learn_after_head, learn_body
 from fp8dash.model.parts import ModelPart, active_share, parts_of
 from fp8dash.model.probe import first_line, out_of_memory
@@ -52,6 +54,8 @@ class LastStates:
     states: Tensor  # [L, hidden]
 
 
+WIDENED = -1  # the index of the uncast weights in float32
+log = logging.getLogger(__name__)
 Streamed = Progress | Heads | RecipeSwap | LastStates
 
 
@@ -66,37 +70,59 @@ def last_hidden_states(
     backend: str,
     scratch: Path,
     stage: str = "perplexity",
+    widened: bool = False,
 ) -> Iterator[Streamed]:
     """The stage's Progress for each block and recipe, a RecipeSwap for each parameter and recipe, Heads before any
     states, and the LastStates of each recipe and window.
 
     `ids` are windows of token ids [windows, L] for a trusted folder's model; hidden states between two blocks are kept
-    in the folder `scratch`. Raises InvalidChoice for a recipe that needs the whole model at once, ModelError for such a
-    model, and what casting raises.
+    in the folder `scratch`. With `widened` the uncast weights pass once more after the first recipe, computed in
+    float32, as the recipe WIDENED: no states come of it where the model does not run so. Raises InvalidChoice for a
+    recipe that needs the whole model at once, ModelError for such a model, and what casting raises.
     """
     for recipe in recipes:
         refuse_unstreamed(recipe)
     partial = PartialModel(folder, where)
     rehearsal = Rehearsal(partial.blocks)
-    count, total = len(partial.blocks), len(partial.blocks) * len(recipes)
+    count, total = len(partial.blocks), len(partial.blocks) * (len(recipes) + widened)
     ids = ids.to(where)
     with ExitStack() as ends:
-        casts = [_Cast(partial, recipe, device, backend, scratch) for recipe in recipes]
-        for number, cast in enumerate(casts):
+        numbers = [0, *([WIDENED] if widened else []), *range(1, len(recipes))]
+        kinds = {number: (_Widened, Recipe()) if number == WIDENED else (_Cast, recipes[number]) for number in numbers}
+        casts = {number: kind(partial, recipe, device, backend, scratch) for number, (kind, recipe) in kinds.items()}
+        for number, cast in casts.items():
             ends.callback(cast.close)
-            yield from (RecipeSwap(number, swap) for swap in cast.before)
+            yield from (RecipeSwap(number, swap) for swap in cast.before if number != WIDENED)
         for index in range(count):
             yield Progress(stage, index * len(casts), total, f"reading block {index + 1} of {count}")
             with partial.block(index):
                 parts = _looked_at(partial, rehearsal, index)
                 if index == 0:
-                    yield Heads(tuple(cast.head() for cast in casts), active_share(partial.model))
-                for number, cast in enumerate(casts):
-                    named = f"block {index + 1} of {count}, recipe {number + 1} of {len(casts)}"
-                    yield Progress(stage, index * len(casts) + number, total, named)
-                    yield from cast.through(number, index, parts, ids)
-        for number, cast in enumerate(casts):
-            yield from (RecipeSwap(number, swap) for swap in cast.after)
+                    heads = {number: cast.head() for number, cast in casts.items()}
+                    yield Heads(tuple(heads[number] for number in range(len(recipes))), active_share(partial.model))
+                for done, (number, cast) in enumerate(list(casts.items())):
+                    how = "in float32" if number == WIDENED else f"recipe {number + 1} of {len(recipes)}"
+                    yield Progress(stage, index * len(casts) + done, total, f"block {index + 1} of {count}, {how}")
+                    if not (yield from _through(cast, number, index, parts, ids)):
+                        del casts[number]
+        for number, cast in casts.items():
+            yield from (RecipeSwap(number, swap) for swap in cast.after if number != WIDENED)
+
+
+def _through(
+    cast: "_Cast", number: int, index: int, parts: list[ModelPart], ids: Tensor
+) -> Generator[RecipeSwap | LastStates, None, bool]:
+    """What a recipe's windows give behind a block; returns whether it goes on: in float32 a model may not run."""
+    try:
+        for item in cast.through(number, index, parts, ids):
+            if number != WIDENED or isinstance(item, LastStates):
+                yield item
+    except (RuntimeError, ModelError) as error:
+        if number != WIDENED or out_of_memory(error):
+            raise
+        log.warning("no noise floor: %s", first_line(error))
+        return False
+    return True
 
 
 def _looked_at(partial: PartialModel, rehearsal: Rehearsal, index: int) -> list[ModelPart]:
@@ -159,15 +185,15 @@ class _Cast:
             self._blocks[index] = empty
             with self._replay.at(block):
                 for window, one in enumerate(ids):
-                    states = self._read(index, window, one[None])
+                    states = self._read(index, window, one[None], block)
                     if states is not None:
                         yield LastStates(number, window, states)
         finally:
             forget(block)
 
-    def _read(self, index: int, window: int, ids: Tensor) -> Tensor | None:
+    def _read(self, index: int, window: int, ids: Tensor, block: nn.Module) -> Tensor | None:
         try:
-            return self._replay.read(window, ids)
+            return self._states(window, ids, block)
         except ReadsFurther:
             why = f"block {index} reads more than what the one before it gives"
             raise unstreamed(self._partial.folder, why) from None
@@ -178,3 +204,14 @@ class _Cast:
                 raise
             why = f"block {index} does not run by itself ({first_line(error)})"
             raise unstreamed(self._partial.folder, why) from error
+
+    def _states(self, window: int, ids: Tensor, _block: nn.Module) -> Tensor | None:
+        return self._replay.read(window, ids)
+
+
+class _Widened(_Cast):
+    """The uncast model, computed in float32."""
+
+    def _states(self, window: int, ids: Tensor, block: nn.Module) -> Tensor | None:
+        with in_float32(self.model), in_float32(block):
+            return self._replay.read(window, ids)

@@ -69,7 +69,7 @@ def _advice(recipes: Sequence[Recipe], shape: ModelShape | None, request: Reques
     for recipe in recipes:
         for remark in advise(recipe, shape, device, request.backend):
             about.setdefault(remark, []).append(name_of(recipe) or "Custom")
-    for remark in advise_request(request, shape):
+    for remark in advise_request(request, shape, device):
         about.setdefault(remark, [])
     for remark, names in sorted(about.items(), key=lambda pair: pair[0].level != "warning"):
         who = f"**{plain(listed(names))}**: " if names and len(recipes) > 1 else ""

@@ -5,7 +5,7 @@ import streamlit as st
 from fp8dash.choose.catalog import OWN_TASKS, USUAL_TASKS
 from fp8dash.choose.mixed import GRANULARITIES
 from fp8dash.choose.needles import CHATS, HAYSTACKS, KINDS, REFUSED
-from fp8dash.choose.request import BACKENDS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Measure, Request
+from fp8dash.choose.request import BACKENDS, LOADINGS, MEASURES, TASK_PRECISIONS, TASK_PROMPTS, Measure, Request
 from fp8dash.choose.windows import BOS, CONVENTIONS
 from fp8dash.ui.forms.fields import Fields, Names
 from fp8dash.ui.forms.model import corpus_of
@@ -53,6 +53,7 @@ def measured(start: Request, key: Names) -> Request:
     fields.changed["corpus"] = corpus_of(start.corpus, key)
     with st.container(horizontal=True):
         fields.short_choice("backend", "Backend", BACKENDS, more=ON_CPUS, width=180)
+        fields.short_choice("loading", "Loading", LOADINGS, width=140)
         fields.number("windows", "Windows", help="More windows give narrower intervals.")
         length = fields.number("window_length", "Tokens per window", step=16, width=170)
         fields.number("seed", "Seed")

@@ -40,6 +40,7 @@ OTHER: dict[str, dict[str, Any]] = {  # a value of each field that is not the de
     "task_precision": {"task_precision": "float32"},
     "backend": {"backend": "emulated"},
     "device": {"device": "cuda:1"},
+    "loading": {"loading": "blocks"},
     "seed": {"seed": 7},
     "sensitivity": {"sensitivity": "block"},
     "sensitivity_budget": {"sensitivity_budget": "kld=25%"},
