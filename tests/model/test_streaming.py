@@ -167,7 +167,11 @@ def test_memory_is_told_beforehand_from_headers_alone(tmp_path):
     memory = memory_of_pass(tmp_path, recipes, 16, 512)
     assert (memory.outside, memory.block, memory.copies) == (outside, max(blocks), 2 * table)
     assert memory.disk == (3 + 1) * 16 * 512 * 64 * 2
-    assert memory.peak > outside + 2 * max(blocks) + 2 * table
+    assert memory.held == 2 and memory.peak > outside + 2 * max(blocks) + 2 * table
+
+
+def test_experts_that_are_stacked_when_they_are_read_are_held_once_more(tmp_path):
+    assert memory_of_pass(write_family("mixtral", tmp_path), [parse_recipe("bf16")], 1, 8).held == 3
 
 
 MEASURED = """

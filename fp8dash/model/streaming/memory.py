@@ -14,7 +14,7 @@ from fp8dash.model.streaming.unread import InFile, elements, tensors_in
 from fp8dash.model.swap import planned, why_kept
 
 FLOAT32 = 4  # bytes
-CASTING = 64 << 20  # of what casting and reading hold beside the weights themselves
+BESIDE = 192 << 20  # what casting holds beside the weights, and what glibc keeps of freed tensors of a few MB
 INDEX = re.compile(r"\.\d+(?=\.)")  # of a block or an expert, in a tensor's name
 
 
@@ -24,18 +24,19 @@ class PassMemory:
 
     outside: int  # embeddings, head and final norm, held throughout
     copies: int  # of those, one for each recipe that casts their weights
-    block: int  # the largest, held twice: as it is, and as a recipe casts it
-    window: int  # what a window is inside a block, and what casting holds
+    block: int  # the largest
+    held: int  # how often it is held: as it is, and as a recipe casts it; while experts are stacked, once more
+    window: int  # what a window is inside a block, and what is held beside the weights
     disk: int  # hidden states between two blocks, of all recipes and windows
 
     @property
     def peak(self) -> int:
         """Of memory.
 
-        >>> PassMemory(outside=100, copies=50, block=30, window=10, disk=1000).peak
+        >>> PassMemory(outside=100, copies=50, block=30, held=2, window=10, disk=1000).peak
         220
         """
-        return self.outside + self.copies + 2 * self.block + self.window
+        return self.outside + self.copies + self.held * self.block + self.window
 
 
 def memory_of_pass(folder: Path, recipes: Sequence[Recipe], windows: int, length: int) -> PassMemory:
@@ -45,11 +46,14 @@ def memory_of_pass(folder: Path, recipes: Sequence[Recipe], windows: int, length
 
     skeleton = skeleton_of(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     layout = layout_of(folder, skeleton, tensors_in(folder))
+    blocks = zip(layout.blocks, skeleton.get_submodule(layout.place), strict=True)
+    stacks = any(len(tensors) > len(block.state_dict()) for tensors, block in blocks)
     states = windows * length * _width(skeleton) * DTYPE.itemsize
     return PassMemory(
         outside=_bytes(layout.outside.values()),
         copies=sum(_cast_outside(skeleton, layout, recipe) for recipe in recipes),
         block=max(_bytes(block.values()) for block in layout.blocks),
+        held=3 if stacks else 2,
         window=max(_of_window(skeleton, block, recipes, length) for block in layout.blocks),
         disk=(len(recipes) + 1) * states,  # one recipe's are kept twice while it passes through a block
     )
@@ -72,7 +76,7 @@ def _of_window(skeleton: Any, block: dict[str, InFile], recipes: Sequence[Recipe
     widths = sum(sum(shape) for shape in matrices.values() if len(shape) > 1)
     heads = getattr(skeleton.config.get_text_config(decoder=True), "num_attention_heads", 0)
     scores = heads * length**2 * FLOAT32 if any(recipe.attention for recipe in recipes) else 0
-    return CASTING + length * widths * DTYPE.itemsize + 2 * scores
+    return BESIDE + length * widths * DTYPE.itemsize + 2 * scores
 
 
 def _width(skeleton: Any) -> int:
