@@ -41,6 +41,7 @@ BLOCK = 1 << 20  # bytes read at a time
 PAUSE_SECONDS = 0.5
 KINDS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
 
+NO_FLOOR = "no noise floor in window %d: %s"
 log = logging.getLogger(__name__)
 
 
@@ -185,8 +186,12 @@ class Writing:
             return
         targets = self._windows.targets(index).to(hidden.device)
         widened = hidden[self._windows.rows(index)]
-        scores = self._comparer.compare(widened, base_hidden, self._parts[index], targets)
-        self._floor.append(float(scores.kld.mean()))
+        try:
+            scores = self._comparer.compare(widened, base_hidden, self._parts[index], targets)
+            self._floor.append(float(scores.kld.mean()))
+        except RuntimeError as error:  # its body gives another dtype than its head reads
+            log.warning(NO_FLOOR, index + 1, str(error).splitlines()[0])
+            self._floor.append(float("nan"))
 
     def close(self) -> None:
         """Puts the file in its place: all windows were given. Those not given in float32 have no noise floor."""
@@ -231,7 +236,7 @@ def _in_float32(model: Any, ids: Tensor, index: int) -> Tensor | None:
         with in_float32(model):
             return hidden_states(model, ids)
     except RuntimeError as error:  # layers that insist on a dtype, or too little memory: no reason to fail a run
-        log.warning("no noise floor in window %d: %s", index + 1, str(error).splitlines()[0])
+        log.warning(NO_FLOOR, index + 1, str(error).splitlines()[0])
         return None
 
 

@@ -113,7 +113,7 @@ def _cast(args: dict[str, Any], of_activations: bool) -> Cast | None:
     static = of_activations and args.get("dynamic", False) is False
     if static and tile != TENSOR:
         return None
-    guard = CT if fmt in (INT4, INT8) else EXACT
+    guard = CT if fmt in (INT4, INT8) and not of_activations else EXACT  # vLLM divides an activation's amax by 127
     return Cast(fmt, tile, rule, guard, STATIC) if static else Cast(fmt, tile, rule, guard)
 
 

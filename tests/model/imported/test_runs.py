@@ -23,10 +23,10 @@ ROUND_TRIPS = (
     "w=e4m3fn/1x32/rceil a=e4m3fn/1x32/rceil",
     "w=e2m1/1x32/even",
     "w=e2m1/1x16/nvfp4",
-    "w=int8/row/ct a=int8/row/ct",
+    "w=int8/row a=int8/row",
     "w=int4/1x32/ct",
     "w=e4m3fn/row a=e4m3fn/row kv=e4m3fn/head/static skip=*.down_proj",
-    "w=e4m3fn/row a=e4m3fn/row w[*.down_proj]=int8/row/ct a[*.down_proj]=int8/row/ct",
+    "w=e4m3fn/row a=e4m3fn/row w[*.down_proj]=int8/row a[*.down_proj]=int8/row",
 )
 
 

@@ -96,7 +96,7 @@ RECIPES = {
     "FP8": "w=e4m3fn/tensor a=e4m3fn/tensor/static",
     "FP8_DYNAMIC": "w=e4m3fn/row a=e4m3fn/row",
     "FP8_BLOCK": "w=e4m3fn/128x128 a=e4m3fn/1x128",
-    "W8A8": "w=int8/row/ct a=int8/row/ct",
+    "W8A8": "w=int8/row/ct a=int8/row",
     "W8A16": "w=int8/1x32/ct",
     "W4A16": "w=int4/1x32/ct",
     "W4A16_ASYM": "w=int4/1x32/ct",
