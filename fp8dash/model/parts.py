@@ -48,7 +48,7 @@ class ModelPart:
 def parts_of(model: Any) -> list[ModelPart]:
     """The model's parameters in its order, each once; of modules that share one, the first has it."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    inside, seen, parts = _inside(model), set(), []
+    inside, seen, parts = inside_text(model), set(), []
     tied = head is not None and table is not None and getattr(head, WEIGHT, None) is getattr(table, WEIGHT, None)
     for name, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -78,7 +78,7 @@ def parts_of(model: Any) -> list[ModelPart]:
 
 def linears_of(model: Any) -> Iterator[tuple[str, nn.Linear]]:
     """The Linears that a recipe may cast, the head among them, by name: no routers, and nothing beside the text."""
-    inside, head, table = _inside(model), model.get_output_embeddings(), model.get_input_embeddings()
+    inside, head, table = inside_text(model), model.get_output_embeddings(), model.get_input_embeddings()
     for name, module in model.named_modules():
         if is_plain(module) and inside(name) and _group(model, name, module, head, table) != ROUTER:
             yield name, module
@@ -114,7 +114,7 @@ def _takes_weight(kind: Any, attribute: str) -> bool:
     return re.search(rf"\.{re.escape(attribute)}\.weight\b(?!\.(dtype|device|shape|data))", source) is not None
 
 
-def _inside(model: Any) -> Callable[[str], bool]:
+def inside_text(model: Any) -> Callable[[str], bool]:
     """Whether a module of some name belongs to the language model: true of all where there is nothing else."""
     config = getattr(model, "config", None)
     if config is None or config.get_text_config(decoder=True) is config:

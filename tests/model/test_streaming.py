@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig
 
 from fp8dash.choose.hardware import Device
 from fp8dash.choose.presets import PRESETS
@@ -31,7 +31,7 @@ from fp8dash.model.streaming.memory import memory_of_pass
 from fp8dash.model.streaming.spill import Spill
 from fp8dash.model.streaming.states import Heads, LastStates, RecipeSwap, last_hidden_states
 from fp8dash.model.swap import cast_model
-from tests.families import FAMILIES, PLAIN, write_family
+from tests.families import FAMILIES, PLAIN, WINDOWS, write_family
 from tests.test_layers import ROOT
 from tests.tiny import tiny_config, write_tokenizer
 
@@ -93,20 +93,35 @@ def write_odd(kind, folder, **others):
     return folder
 
 
-@pytest.mark.parametrize("kind, shape", [("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32}), ("cpmant", {})])
-def test_linears_outside_the_blocks_are_cast_and_blocks_may_come_first(kind, shape, tmp_path):
-    assert_as_loaded_whole(write_odd(kind, tmp_path, **shape), RECIPES, tmp_path)
-
-
 LOOPED, FURTHER = "does not call its blocks one after the other, each once", "reads more than what the one before"
+KV = "its last blocks read keys and values of earlier ones"
+SHAPES = {
+    "gemma4_text": {
+        "head_dim": 16, "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 272, "hidden_size_per_layer_input": 16,
+    },
+    "gemma3": {
+        "text_config": PLAIN | WINDOWS | {"num_hidden_layers": 4, "model_type": "gemma3_text"},
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "image_size": 32, "patch_size": 8,
+        },
+    },
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 32},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, why", [("dory", LOOPED), ("hrm_text", LOOPED), ("xlm", FURTHER)])
+@pytest.mark.parametrize("kind, why", [("dory", LOOPED), ("hrm_text", LOOPED), ("xlm", FURTHER), ("gemma4_text", KV)])
 def test_a_model_that_goes_through_its_blocks_in_another_way_must_be_loaded_whole(kind, why, tmp_path):
-    write_odd(kind, tmp_path)
+    write_odd(kind, tmp_path, **SHAPES.get(kind, {}))
     assert load(tmp_path, HERE).model is not None
     with pytest.raises(ModelError, match=rf"cannot be measured block by block: .*{why}.* Load it whole"):
         list(streamed(tmp_path, RECIPES[:2], tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["opt", "cpmant", "gemma3"])
+def test_linears_before_the_blocks_tables_behind_them_and_images_beside_them_are_as_loaded_whole(kind, tmp_path):
+    assert_as_loaded_whole(write_odd(kind, tmp_path, **SHAPES.get(kind, {})), RECIPES, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["attn=e4m3fn/tensor", *PASSING])
@@ -217,7 +232,7 @@ def test_scales_of_calibration_text_and_kv_caches_need_the_whole_model(tiny, tmp
 class Skipping(nn.Module):
     """Three blocks of which the last reads what the first gave."""
 
-    device = HERE
+    device, config = HERE, PretrainedConfig()
 
     def __init__(self):
         super().__init__()
@@ -247,9 +262,12 @@ def test_a_block_that_reads_more_than_the_one_before_it_gave_is_noticed(tmp_path
 def test_a_model_whose_blocks_share_weights_or_are_no_list_says_so():
     model = Skipping()
     assert why_no_blocks(model) == ""
+    model.mix = nn.Bilinear(2, 2, 2)
+    assert why_no_blocks(model) == "mix stacks matrices outside the blocks"
     model.blocks[2].weight = model.blocks[0].weight
     assert why_no_blocks(model) == "blocks.0.weight and blocks.2.weight are one tensor"
-    assert why_no_blocks(nn.Linear(4, 4)) == "it has no list of blocks"
+    del model.blocks
+    assert why_no_blocks(model) == "it has no list of blocks"
 
 
 def test_a_pass_that_is_given_up_leaves_neither_files_nor_weights(tmp_path):

@@ -78,10 +78,7 @@ class Replay:
         try:
             yield
         finally:
-            self._block, after = None, self._after
-            self._after = None
-            self.close()
-            self._before = after
+            self._block, self._before, self._after = None, self._after, None
 
     def read(self, window: int, ids: Tensor) -> Tensor | None:
         """Runs ids [1, L] through the block; returns the last hidden states [L, hidden] behind the last block.

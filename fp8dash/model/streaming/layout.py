@@ -14,7 +14,10 @@ from torch.nn.modules.conv import _ConvNd
 from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import InvalidChoice, ModelError
 from fp8dash.model.as_linears import STACKED
+from fp8dash.model.parts import inside_text
 from fp8dash.model.streaming.unread import InFile
+
+SHARED = "num_kv_shared_layers"  # of a config
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,21 @@ def why_no_blocks(skeleton: Any) -> str:
         first = owners.setdefault(id(parameter), name)
         if first != name and any(one.startswith(f"{place}.") for one in (first, name)):
             return f"{first} and {name} are one tensor"
-    for name, module in skeleton.named_modules():
+    if getattr(skeleton.config.get_text_config(decoder=True), SHARED, 0):
+        return f"its last blocks read keys and values of earlier ones ({SHARED})"
+    for name, module in outside_the_blocks(skeleton, place):
         stacked = any(one.dim() == STACKED for one in module.parameters(recurse=False))
-        if stacked and not isinstance(module, _ConvNd) and not name.startswith(f"{place}."):
+        if stacked and not isinstance(module, _ConvNd):
             return f"{name} stacks matrices outside the blocks"
     return ""
+
+
+def outside_the_blocks(model: Any, place: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of the language model that stand outside its list of blocks, by name."""
+    inside = inside_text(model)
+    for name, module in model.named_modules():
+        if inside(name) and not name.startswith(f"{place}."):
+            yield name, module
 
 
 def refuse_unstreamed(recipe: Recipe) -> None:

@@ -19,7 +19,7 @@ from fp8dash.model.as_linears import make_linears
 from fp8dash.model.head import head_of
 from fp8dash.model.load import DTYPE
 from fp8dash.model.probe import check_size, out_of_memory, skeleton_of, why_not_loaded
-from fp8dash.model.streaming.layout import Layout, layout_of, unstreamed
+from fp8dash.model.streaming.layout import Layout, layout_of, outside_the_blocks, unstreamed
 from fp8dash.model.streaming.unread import Unread, tensors_in
 from fp8dash.model.trust import refuse_missing, refuse_unread
 
@@ -39,7 +39,8 @@ class PartialModel:
                 raise
             raise ModelError(why_not_loaded(folder, error)) from error
         self.model.requires_grad_(False).eval()
-        make_linears(self.model, lambda name: not self.layout.inside(name))
+        outside = {name for name, _ in outside_the_blocks(self.model, self.layout.place)}
+        make_linears(self.model, outside.__contains__)
 
     @property
     def blocks(self) -> nn.ModuleList:
