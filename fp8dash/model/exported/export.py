@@ -93,11 +93,9 @@ def _write_weights(
 ) -> Generator[Progress, None, None]:
     """Each file of the model as a file of the same name, and the index that tells where each tensor is.
 
-    `cast` are the model's names by the files'. What the run read in bfloat16 is rounded to it, cast or kept.
+    `cast` are the model's names by the files'.
     """
-    rounded = {f"{name}{WEIGHT}" for name in cast}
-    rounded |= {name for name, tensor in model.state_dict().items() if tensor.dtype == DTYPE}
-    missing, total, done = set(cast), 0, 0
+    read, missing, total, done = _reading(model, cast), set(cast), 0, 0
     outers = Outers(recipe, cast.values(), _weight_of(folder, cast))
     places: dict[str, str] = {}
     files = weight_files(folder)
@@ -109,8 +107,7 @@ def _write_weights(
                 yield Progress("export", done := done + 1, max(done, len(cast)), key)
                 own = cast.get(name, "") if key.endswith(WEIGHT) else ""
                 weights = recipe.of(own).weights if own else None
-                tensor = tensors.get_tensor(key)
-                tensor = tensor.to(DTYPE) if key in rounded else tensor
+                tensor = read(key, tensors.get_tensor(key))
                 written |= stored(quantize(tensor, weights, outers.of(own)), name) if weights else {key: tensor}
                 missing -= {name} if weights else set()
         if not places:
@@ -124,6 +121,22 @@ def _write_weights(
     if len(set(places.values())) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (made / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
+
+
+def _reading(model: Any, cast: Mapping[str, str]) -> Callable[[str, Tensor], Tensor]:
+    """What makes of a tensor in the files what the run read: bfloat16, but for what transformers keeps in float32.
+
+    That is told by its name, or by the last word of one that transformers changes.
+    """
+    held = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    wide = {name.rpartition(".")[2] for name, dtype in held.items() if dtype != DTYPE}
+
+    def read(key: str, tensor: Tensor) -> Tensor:
+        is_cast = key.removesuffix(WEIGHT) in cast
+        is_rounded = is_cast or (held[key] == DTYPE if key in held else key.rpartition(".")[2] not in wide)
+        return tensor.to(DTYPE) if is_rounded and tensor.is_floating_point() else tensor
+
+    return read
 
 
 def _weight_of(folder: Path, cast: Mapping[str, str]) -> Callable[[str], Tensor]:

@@ -8,7 +8,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import Artefact, Measurement, StageResult
@@ -20,8 +20,9 @@ from fp8dash.model.exported.names import stored_names
 from fp8dash.model.load import load, locate
 from fp8dash.model.swap import cast_model
 from fp8dash.pipeline import run_stages
-from tests.families import HIDDEN, MIXTURES, write_family
+from tests.families import HIDDEN, MIXTURES, PLAIN, write_family
 from tests.model.test_swap import CPU, observed_on
+from tests.tiny import write_tokenizer
 
 MIXED = "w=e4m3fn/row a=e4m3fn/row w[*.up_proj]=int8/row a[*.up_proj]=int8/row skip=*.o_proj"
 WHOLE = ("gpt_oss", "granitemoe", "granitemoehybrid", "jetmoe", "llama4_text")  # families whose files stack experts
@@ -57,7 +58,8 @@ def decompressed(place, plain):
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         tensors[f"{name}.weight"] = compressor.decompress(state, scheme)["weight"].to(torch.bfloat16)
     assert not schemes
-    assert all(f"{name}.weight" in tensors for name in theirs.ignore)
+    tied = config["tie_word_embeddings"]
+    assert all(f"{name}.weight" in tensors or (name == "lm_head" and tied) for name in theirs.ignore)
     plain.mkdir()
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
     (plain / "config.json").write_text(json.dumps(config))
@@ -80,6 +82,36 @@ def test_plain_transformers_reads_the_weights_that_were_measured(stored, tmp_pat
     plain = decompressed(tmp_path / "out", tmp_path / "plain")
     for name, weight in plain.state_dict().items():
         assert torch.equal(of_run(model, name, weight), weight), name
+
+
+def test_a_language_model_beside_an_eye_is_exported_under_its_files_names(tmp_path):
+    """`language_model.model` in Gemma-3's files is `model.language_model` in transformers."""
+    text = PLAIN | {"head_dim": 16, "sliding_window": 32, "tie_word_embeddings": True}
+    eye = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    pictures = {"mm_tokens_per_image": 4, "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7}
+    torch.manual_seed(7)
+    vision = eye | {"image_size": 28, "patch_size": 14}
+    both = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, **pictures))
+    both.save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    model = exported(tmp_path / "model", tmp_path / "out")
+    kept = load_file(tmp_path / "out" / "model.safetensors")
+    assert "language_model.model.layers.1.mlp.gate_proj.weight_scale" in kept
+    plain = decompressed(tmp_path / "out", tmp_path / "plain")
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(of_run(model, name, weight), weight), name
+    assert not any(tensor.dtype == torch.float32 for key, tensor in kept.items() if not key.endswith("_scale"))
+
+
+def test_of_float32_files_only_what_transformers_keeps_in_float32_stays(tmp_path):
+    folder = write_family("deepseek_v3", tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
+    model = exported(folder, tmp_path / "out")
+    held = {key: tensor.dtype for key, tensor in model.state_dict().items()}
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    uncast = {key for key in tensors if key in held and f"{key}_scale" not in tensors}
+    assert {key: tensors[key].dtype for key in uncast} == {key: held[key] for key in uncast}
+    assert {held[key] for key in uncast} == {torch.float32, torch.bfloat16}
 
 
 def test_an_experts_input_scale_stands_beside_its_weight(tmp_path):
