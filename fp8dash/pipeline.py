@@ -47,7 +47,7 @@ from fp8dash.model.parts import active_share
 from fp8dash.model.passes import Passes
 from fp8dash.model.reading import WHOLE, chunk_of
 from fp8dash.model.streaming.skeleton import load_skeleton
-from fp8dash.model.streaming.way import way_of
+from fp8dash.model.streaming.way import return_freed_memory, way_of
 from fp8dash.model.swap import cast_model, planned
 from fp8dash.model.trust import own_code
 from fp8dash.places import tasks_dir
@@ -166,6 +166,7 @@ def _load_blocks(bench: Bench, folder: Path) -> Iterator[Item]:
     check_streamed(bench)
     assert bench.way is not None
     yield Progress("load", 1, 3, bench.way.meaning)
+    return_freed_memory()
     bench.loaded = load_skeleton(folder)
     check_identity(bench)
     bench.reading = bench.request.reading.resolved(adds_bos(bench.loaded.tokenizer))

@@ -38,6 +38,11 @@ class _Gathered:
     rows: list[Row] = field(default_factory=list)
     scoring: Scoring | None = None
 
+    def finish(self) -> None:
+        """Adds what all windows together give, and frees what their comparison held."""
+        self.rows += self.scoring.measurements() if self.scoring else ()
+        self.scoring = None
+
 
 def passed(bench: Bench, beside: Sequence[str]) -> Iterator[Progress | Passed]:
     """Progress, then what the pass gave of the run's recipe: kept by an earlier run's pass, or made now.
@@ -134,16 +139,19 @@ def _walk(
             if writing:
                 writing.states(item.window, item.states[:-1])
         else:
-            baseline = baseline or _whole(writing, file)
+            baseline, writing = baseline or _whole(writing, file), None
             one = gathered[item.recipe]
             scoring = one.scoring = one.scoring or _scoring(bench, heads, item.recipe, baseline)
             if not scoring.is_over:
                 one.rows.append(scoring.score(item.window, item.states[:-1]))
+            if item.window == len(bench.windows) - 1:
+                one.finish()
     baseline = baseline or _whole(writing, file)
     scoring = gathered[0].scoring = _scoring(bench, heads, 0, baseline)
     for window in range(len(bench.windows)):
         if not scoring.is_over:
             gathered[0].rows.append(scoring.score_rows(window, baseline.window(window, bench.where)[0]))
+    gathered[0].finish()
     return heads
 
 
@@ -168,10 +176,9 @@ def _keep(bench: Bench, one: _Gathered, heads: Heads) -> None:
     quantized = [row for row in weight_error(one.swaps, len(one.swaps), heads.active) if not isinstance(row, Progress)]
     layers = [row for row in quantized if isinstance(row, Layer)]
     backend = backend_of(layers, *((EMULATED,) if one.recipe.casts_attention else ()))
-    scored = [*one.rows, *(one.scoring.measurements() if one.scoring else ())]
     stages = (
         StageResult("quantize", 0.0, tuple(quantized), {"backend": backend}),
-        StageResult("perplexity", 0.0, tuple(scored)),
+        StageResult("perplexity", 0.0, tuple(one.rows)),
     )
     keep(json.dumps([stage.to_json() for stage in stages]).encode(), _file(bench, one.recipe))
 

@@ -1,6 +1,9 @@
 """The demo study on the real model: what a newcomer sees must be true."""
 
+import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -94,3 +97,35 @@ def test_block_by_block_the_real_model_is_the_one_loaded_whole(cache):
     assert swaps == list(cast_model(loaded.model, recipe, cpu, "emulated"))
     (states,) = (item.states for item in items if isinstance(item, LastStates))
     assert torch.equal(states[:-1], hidden_states(loaded.model, ids))
+
+
+UNDER_A_LIMIT = """
+import json, resource, sys
+from pathlib import Path
+import torch, transformers
+from fp8dash.choose.records import StageResult
+from fp8dash.choose.request import Request
+from fp8dash.pipeline import run_stages
+
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[3]), resource.RLIM_INFINITY))
+request = Request.from_json(json.loads(sys.argv[1]))
+for item in run_stages(request, frozenset(), Path(sys.argv[2])):
+    if isinstance(item, StageResult):
+        print(json.dumps(item.to_json()))
+"""
+
+
+def test_the_demo_passes_block_by_block_in_less_memory_than_its_weights_take_with_the_same_numbers(cache):
+    request = Request.of(recipe="FP8_DYNAMIC", backend="emulated", measures=("perplexity",), windows=2)
+    request = request.but(window_length=256)
+    folder = locate("demo", cache)
+    weights = 2 * load(folder, torch.device("cpu")).model.num_parameters()
+    whole = [item for item in run_stages(request, frozenset(), cache) if isinstance(item, StageResult)]
+    limit = int(0.4 * weights) + (600 << 20)
+    for file in (cache / "baselines").iterdir():
+        file.unlink()  # else the pass would not make its own
+    given = [json.dumps(request.to_json()), str(cache), str(limit)]
+    made = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT, *given], capture_output=True, text=True, check=True)
+    stages = [StageResult.from_json(json.loads(line)) for line in made.stdout.splitlines()]
+    assert stages[0].facts["loading"].startswith("block by block")
+    assert [stage.rows for stage in stages] == [stage.rows for stage in whole]

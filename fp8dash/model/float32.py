@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fp8dash.model.parts import is_plain
 
-SLICE = 16 << 20  # weights of a Linear that are held in float32 at a time
+SLICE = 4 << 20  # weights of a Linear that are held in float32 at a time
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Which way a model goes: whole into memory, or block by block; decided from headers and what memory is free."""
 
+import contextlib
+import ctypes
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from fp8dash.model.streaming.unread import elements, tensors_in
 
 WEIGHT = 2  # bytes of a weight in bfloat16
 WIDE = 3  # times as much while a float32 file is read
+M_MMAP_THRESHOLD, LARGE = -3, 1 << 20  # of malloc.h; bytes
 MEMINFO, STATUS, CGROUP = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/sys/fs/cgroup")
 
 
@@ -45,6 +48,15 @@ def way_of(folder: Path, loading: str, where: torch.device, windows: tuple[int, 
     if loading == "whole" or (loading == "auto" and needed <= free):
         return Way(True, needed, needed, free)
     return Way(False, needed, memory_of_pass(folder, [Recipe()], *windows).peak + BESIDE_WEIGHTS, free)
+
+
+def return_freed_memory() -> None:
+    """Has the C library give large tensors back to the kernel as soon as they are freed, for the life of this process.
+
+    glibc otherwise raises the size from which it does so to 32 MiB, and what is freed below stays with the process.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 def needed_whole(folder: Path) -> int:
