@@ -25,7 +25,7 @@ from fp8dash.model.imported.plain import name_of, write_plain
 from fp8dash.model.xray.faults import FAULTS, Fault, faults_of
 from fp8dash.model.xray.matrices import StoredMatrix, matrices_of
 from fp8dash.model.xray.tensors import WIDE, Opened, claim_of, opened
-from fp8dash.model.xray.xray import bytes_of, recipe_of
+from fp8dash.model.xray.xray import bytes_of, castings_of, recipe_of
 
 BEARABLE = {  # faults that change what engines make of a checkpoint, and not what its codes stand for
     "scale of 1.0", "not powers of two", "split fused group", "global scales", "missing kv scale", "tied head", "dtype",
@@ -53,8 +53,9 @@ class Checkpoint:
     def facts(self) -> dict[str, Any]:
         """What is stored about it with a run."""
         claim = self.quantization
-        facts = {"recipe": self.recipe.text, "checkpoint_hash": self.content_hash}
+        facts: dict[str, Any] = {"recipe": self.recipe.text, "checkpoint_hash": self.content_hash}
         facts |= {"checkpoint_scheme": f"{claim.scheme}, {claim.method}"} | revision_of(self.place)
+        facts |= {"castings": [casting.fact for casting in castings_of(self.matrices)]}
         unsaid = list(dict.fromkeys(text for group in claim.groups for text in group.unsaid))
         faults = [f"{fault.kind}: {FAULTS[fault.kind]}" for fault in self.faults]
         return facts | {key: texts for key, texts in {"unsaid": unsaid, "faults": faults}.items() if texts}

@@ -24,6 +24,7 @@ from fp8dash.model.hub import revision_of
 from fp8dash.model.imported.origins import Origin, Origins, fingerprint
 from fp8dash.model.xray.gguf import gguf_tensors
 from fp8dash.model.xray.tensors import WIDE
+from fp8dash.model.xray.xray import xray
 from fp8dash.places import scratch
 
 DTYPE = torch.bfloat16
@@ -61,7 +62,8 @@ class GgufCheckpoint:
         """What is stored about it with a run."""
         kinds = Counter(kind for kind in self.types.values() if kind not in WIDE)
         scheme = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
-        return {"checkpoint_hash": self.content_hash, "checkpoint_scheme": f"{scheme}, GGUF"} | revision_of(self.place)
+        facts = {"checkpoint_hash": self.content_hash, "checkpoint_scheme": f"{scheme}, GGUF"}
+        return facts | {"castings": [one.fact for one in xray(self.place).castings]} | revision_of(self.place)
 
     @property
     def elements(self) -> int:

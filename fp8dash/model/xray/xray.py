@@ -6,6 +6,7 @@ Beside the headers, only scales are read, one tensor at a time; weights are read
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.models.claims import quantized_of
@@ -29,6 +30,11 @@ class Casting:
     matrices: int
     elements: int
     modules: tuple[str, ...]
+
+    @property
+    def fact(self) -> dict[str, Any]:
+        """What is stored of it with a run."""
+        return {"cast": self.cast, "layout": self.packing, "matrices": self.matrices, "elements": self.elements}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ def xray(path: Path, original: Path | None = None) -> Xray:
         claim.scheme if claim else "",
         recipe_of(matrices, claim),
         _unsaid(matrices, claim),
-        _castings(matrices),
+        castings_of(matrices),
         sum(matrix.elements for matrix in matrices if matrix.packing) / elements,
         8 * sum(bytes_of(checkpoint, matrix) for matrix in matrices) / elements,
         sum(tensor.end - tensor.begin for tensor in checkpoint.tensors.values()),
@@ -121,7 +127,7 @@ def _names(tensors: list[GgufTensor]) -> tuple[str, ...]:
     return tuple(tensor.name for tensor in tensors)
 
 
-def _castings(matrices: tuple[StoredMatrix, ...]) -> tuple[Casting, ...]:
+def castings_of(matrices: tuple[StoredMatrix, ...]) -> tuple[Casting, ...]:
     kinds: dict[tuple[str, str], list[StoredMatrix]] = {}
     for matrix in matrices:
         text = matrix.cast.text if matrix.cast else _unsayable(matrix)

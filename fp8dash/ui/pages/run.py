@@ -27,6 +27,7 @@ from fp8dash.ui.parts.run_facts import how_to_serve, provenance
 from fp8dash.ui.parts.run_gemm import rates
 from fp8dash.ui.parts.run_layers import BY_LAYER, gradients_of, layers_of, scales
 from fp8dash.ui.parts.run_numbers import all_numbers, divergence, task_scores
+from fp8dash.ui.parts.run_stored import stored_of
 from fp8dash.ui.parts.stages import progress
 from fp8dash.ui.words import moment, plain, setting, short
 
@@ -88,6 +89,7 @@ def _measured(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
 
 def _by_layer(frame: Frame, run: Run, numbers: Sequence[Measurement]) -> None:
     """Coverage, and error and gradients by layer."""
+    stored_of(run)
     if layers := frame.store.layers([run.id])[run.id]:
         layers_of(layers, int(run.facts.get("parameters") or 0))
     experts_of([m for m in numbers if metric_of(m).stage == "experts"])

@@ -12,6 +12,7 @@ from fp8dash.ui.frame import Frame, zone
 from fp8dash.ui.words import lasted, moment, plain
 
 LOG_LINES = 400
+SHOWN_ELSEWHERE = ("recipe", "castings")
 PLURALS = {"versions": "Version of {}", "methods": "Method of {}"}
 FACTS = {"peak_rss_bytes": "Peak memory", "clocks_mhz": "Clocks (MHz)", "kv_scales_missing": "Layers without KV scales"}
 
@@ -59,7 +60,7 @@ def provenance(frame: Frame, run: Run) -> None:
         "Corpus hash": run.corpus_hash or DASH,
     }
     for key, value in run.facts.items():
-        if key != "recipe":
+        if key not in SHOWN_ELSEWHERE:
             facts |= _fact_rows(key, value)
     left, right = st.columns(2, gap="large")
     left.dataframe(

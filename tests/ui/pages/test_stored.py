@@ -13,7 +13,7 @@ from fp8dash.choose.records import Artefact, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.pipeline import run_stages
 from fp8dash.ui.forms.address import Form, read, written
-from tests.ui.drawn import opened, page_text
+from tests.ui.drawn import opened, page_text, table_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # AppTest leaves its event loop to the collector
 
@@ -54,6 +54,9 @@ def test_a_stored_checkpoint_stands_on_the_board_beside_its_recipe(
     page = page_text(opened("runs", run=beside)).replace("\\", "")
     assert name in page and f"What {artefact.path} stores." in page and "Weights: E4M3FN" in page
     assert f"vllm serve {artefact.path}" in [code.value for code in opened("runs", run=beside).code]
+    table = table_with(opened("runs", run=beside), "Stored as")
+    assert list(table["Cast"]) == ["—", "e4m3fn/row"] or list(table["Cast"]) == ["e4m3fn/row", "—"]
+    assert "FP8_DYNAMIC, compressed-tensors: " in page
     for address in ({"run": alone}, {"run": own}):
         assert not opened("runs", **address).exception
     assert name in page_text(opened("leaderboard")).replace("\\", "")
