@@ -10,6 +10,7 @@ import torch
 from fp8dash.errors import ModelError
 from fp8dash.model.imported.origins import Origins, StoredModel
 from fp8dash.model.load import LoadedModel, load
+from fp8dash.model.probe import first_line, out_of_memory
 from fp8dash.model.trust import trusted
 from fp8dash.places import scratch
 
@@ -30,6 +31,13 @@ def load_checkpoint(checkpoint: StoredModel, cache: Path, device: torch.device) 
         loaded = load(trusted(place), device)
     except ModelError as error:
         raise ModelError(str(error).replace(str(place), str(checkpoint.place))) from error
+    except (ValueError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        raise ModelError(
+            f"The codes of {checkpoint.place} cannot be decoded ({first_line(error)}): its tensors do not fit "
+            "together. `fp8dash inspect` lists what is wrong; download it again."
+        ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
     own = dataclasses.replace(loaded, folder=checkpoint.place, content_hash=checkpoint.content_hash)

@@ -8,9 +8,9 @@ from fp8dash.ui.forms.fields import Names
 
 CATALOGUE, FOLDER, HUB = "Catalogue", "Local folder", "Hub id"
 FILE = "A text file …"
-EXAMPLES = {FOLDER: "/models/Llama-3.1-8B", HUB: "org/name or org/name@revision"}
+EXAMPLES = {FOLDER: "/models/Llama-3.1-8B", HUB: "org/name, org/name@revision or org/name:file.gguf"}
 HELP = {
-    FOLDER: "Hugging Face layout: config.json and safetensors, on the worker.",
+    FOLDER: "Hugging Face layout: config.json and safetensors, on the worker; or a GGUF file.",
     HUB: "The worker downloads it. Size and coverage are known after the first run that casts its weights.",
 }
 LABELS = {FOLDER: "Folder", HUB: "Hub id"}
