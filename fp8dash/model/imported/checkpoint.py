@@ -13,7 +13,7 @@ from torch import Tensor
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.models.claims import quantized_of
 from fp8dash.choose.models.hub_id import hub_id
-from fp8dash.choose.models.quantized import Quantization
+from fp8dash.choose.models.quantized import NIBBLES, Quantization
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.errors import ModelError
 from fp8dash.model.folder import content_hash
@@ -24,6 +24,7 @@ from fp8dash.model.imported.origins import Origin, Origins, StoredModel
 from fp8dash.model.imported.plain import name_of, write_plain
 from fp8dash.model.xray.faults import FAULTS, Fault, faults_of
 from fp8dash.model.xray.matrices import StoredMatrix, matrices_of
+from fp8dash.model.xray.scales import input_scale_of, kv_scale_of
 from fp8dash.model.xray.tensors import WIDE, Opened, claim_of, opened
 from fp8dash.model.xray.xray import bytes_of, castings_of, recipe_of
 
@@ -31,10 +32,7 @@ BEARABLE = {  # faults that change what engines make of a checkpoint, and not wh
     "scale of 1.0", "not powers of two", "split fused group", "global scales", "missing kv scale", "tied head", "dtype",
     "rounding, not GPTQ",
 }  # fmt: skip
-
-
 LAYER = re.compile(r"\.(\d+)\.")
-KV_SCALE = re.compile(r"\.(?:(?:k|v)_proj\.|attn\.)?(?P<of>[kv])_scale$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +75,10 @@ class Checkpoint:
         """By layer, the stored scales of keys, "k", and of values, "v"."""
         by_layer: dict[int, dict[str, Tensor]] = {}
         for name in self.opened.tensors:
-            match, layer = KV_SCALE.search(name), LAYER.search(name)
-            if match and layer:
+            scaled, layer = kv_scale_of(name), LAYER.search(name)
+            if scaled and layer:
                 values = torch.from_numpy(self.opened.values(name).reshape(-1)).float()
-                by_layer.setdefault(int(layer[1]), {})[match["of"]] = values
+                by_layer.setdefault(int(layer[1]), {})[scaled[1]] = values
         return by_layer
 
 
@@ -102,13 +100,16 @@ def _origin(opened: Opened, matrix: StoredMatrix) -> Origin:
 
 
 def _input_scale(opened: Opened, matrix: StoredMatrix, cast: Cast) -> float | None:
-    """The stored scale of a matrix's inputs; compressed-tensors' global scale divides."""
-    if cast.is_observed:
-        return _value(opened, f"{matrix.module}.input_scale") or 1.0
-    if not cast.rule.outer:
+    """The stored scale of a matrix's inputs; compressed-tensors' global scale divides. Raises ModelError."""
+    if not (cast.is_observed or cast.rule.outer):
         return None
-    divides = _value(opened, f"{matrix.module}.input_global_scale")
-    return 1 / divides if divides else _value(opened, f"{matrix.module}.input_scale")
+    name, _ = input_scale_of(opened, matrix)
+    value = _value(opened, name)
+    if value is None and cast.is_observed:
+        raise ModelError(
+            f"{opened.path} scales activations by {name}, which is no single number that a product can use."
+        )
+    return 1 / value if value and matrix.packing == NIBBLES else value
 
 
 def located(name: str) -> Path:

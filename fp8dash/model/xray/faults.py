@@ -27,6 +27,7 @@ from fp8dash.choose.models.quantized import (
 from fp8dash.choose.records import ROUTER
 from fp8dash.choose.scaling import POW2
 from fp8dash.model.xray.matrices import SCALES, StoredMatrix, is_head
+from fp8dash.model.xray.scales import input_scale_of, kv_scale_of
 from fp8dash.model.xray.tensors import Opened, powers
 
 SHARED = ("weight_global_scale", "weight_scale_2", "input_global_scale", "input_scale")  # one of a fused matrix
@@ -35,7 +36,6 @@ KV_SCALES = ("k_scale", "v_scale")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 WORD_DTYPES = {WORDS: "I32", GPTQ: "I32", AWQ: "I32", NIBBLES: "U8", MODELOPT: "U8", BLOCKS: "U8"}
 GLOBAL_SCALES = {NIBBLES: "weight_global_scale", MODELOPT: "weight_scale_2"}
-INPUT_SCALES = {NIBBLES: ("input_global_scale",), INVERSE: ("activation_scale", "input_scale")}  # else input_scale
 INDICES = {GPTQ: "g_idx", WORDS: "weight_g_idx"}
 
 
@@ -228,10 +228,9 @@ def _input_scale(checkpoint: Opened, matrix: StoredMatrix) -> Named:
     claimed = matrix.claim.activations if matrix.claim else None
     if claimed is None or not (claimed.is_observed or claimed.rule.outer):
         return
-    names = [f"{matrix.module}.{part}" for part in INPUT_SCALES.get(matrix.packing, ("input_scale",))]
-    name = next((name for name in names if name in checkpoint.tensors), "")
-    if not name:
-        yield "missing input scale", matrix.module, f"no {names[-1]}"
+    name, is_stored = input_scale_of(checkpoint, matrix)
+    if not is_stored:
+        yield "missing input scale", matrix.module, f"no {name}"
         return
     values = checkpoint.values(name)
     if values.size and not (np.isfinite(values).all() and (values > 0).all()):
@@ -333,16 +332,15 @@ def _kv(checkpoint: Opened, claim: Quantization | None) -> Named:
     attentions = {module.rpartition(".")[0] for module in modules}
     promised = claim is not None and claim.kv is not None and claim.kv.scale == "static"
     suffixes = {name.rpartition(".")[2] for name in checkpoint.tensors}
+    scaled = {kv_scale_of(name) for name in checkpoint.tensors}
     stored = [name for name in checkpoint.tensors if name.rpartition(".")[2] in KV_SCALES]
     by_default = claim is not None and claim.method == "modelopt"  # it writes 1 for all smaller scales of FP8 caches
     if promised and not {"k_scale", "v_scale"} <= suffixes and not attentions:
         yield "missing kv scale", "the model", "none is stored"
     for above in sorted(attentions) if promised else ():
-        for part, projection in zip(KV_SCALES, ("k_proj", "v_proj"), strict=True):
-            names = {f"{above}.{part}", f"{above}.{projection}.{part}", f"{above}.attn.{part}"}
-            names |= {f"{above}.{projection}.output_scale"}  # older compressed-tensors
-            if not names & checkpoint.tensors.keys():
-                yield "missing kv scale", above, f"no {above}.{part}"
+        for part in "kv":
+            if (above, part) not in scaled:
+                yield "missing kv scale", above, f"no {above}.{part}_scale"
     for name in stored:
         values = checkpoint.values(name)
         if values.size and not (np.isfinite(values).all() and (values > 0).all()):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from fp8dash.choose.casts import parse_cast
 from fp8dash.choose.records import Artefact, Measurement, StageResult
 from fp8dash.choose.request import Request
+from fp8dash.errors import ModelError
 from fp8dash.model.imported.checkpoint import read_checkpoint
 from fp8dash.model.imported.load import load_checkpoint
 from fp8dash.model.imported.swap import keep_stored_kv, stored_swaps
@@ -110,3 +111,33 @@ def test_kv_scales_are_the_stored_ones_and_a_missing_one_is_1_and_told(tiny, cor
     facts = {key: fact for one in stages if isinstance(one, StageResult) for key, fact in one.facts.items()}
     assert facts["kv_scales_missing"] == 1 and any("kv scale" in text for text in facts["faults"])
     assert any(isinstance(row, Measurement) and row.name == "kld" for one in stages[-1:] for row in one.rows)
+
+
+def test_scales_under_their_other_names_are_read(tiny, corpus_file, tmp_path):
+    folder = exported(tiny, corpus_file, tmp_path, "w=e4m3fn/tensor a=e4m3fn/tensor/static kv=e4m3fn/tensor/static")
+    stored = load_file(f"{folder}/model.safetensors")
+
+    def renamed(tensors):
+        for name in list(tensors):
+            other = name.replace(".weight_scale", ".weight_scale_inv").replace(".input_scale", ".activation_scale")
+            for part in "kv":
+                other = other.replace(f".self_attn.{part}_scale", f".self_attn.{part}_proj.output_scale")
+            tensors[other] = tensors.pop(name)
+
+    def config(read):
+        read["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+        return read
+
+    checkpoint, model = swapped(changed(folder, tmp_path / "fp8", renamed, config), tmp_path)
+    assert model.get_submodule(DOWN).activations.scale.present == float(stored[f"{DOWN}.input_scale"])
+    scales = checkpoint.kv_scales()
+    for layer in range(2):
+        for part in "kv":
+            assert torch.equal(scales[layer][part], stored[f"model.layers.{layer}.self_attn.{part}_scale"])
+
+
+def test_a_static_scale_that_is_no_single_number_is_refused(tiny, corpus_file, tmp_path):
+    folder = exported(tiny, corpus_file, tmp_path, "w=e4m3fn/tensor a=e4m3fn/tensor/static")
+    other = changed(folder, tmp_path / "other", lambda t: t.update({f"{DOWN}.input_scale": torch.ones(160)}))
+    with pytest.raises(ModelError, match=r"down_proj.input_scale, which is no single number"):
+        swapped(other, tmp_path)

@@ -251,8 +251,7 @@ def test_an_index_of_nothing_but_minus_one_is_none(tmp_path):
     unset = {
         f"{name}.weight_g_idx": torch.full((cols,), -1, dtype=torch.int32) for name, (_, cols) in made.MODULES.items()
     }
-    change = lambda tensors, config: tensors.update(unset)  # noqa: E731
-    folder = planted(stored(tmp_path / "out", "W4A16")[0], tmp_path / "planted", change)
+    folder = planted(stored(tmp_path / "out", "W4A16")[0], tmp_path / "planted", lambda t, _config: t.update(unset))
     assert xray(folder).faults == ()
 
 
