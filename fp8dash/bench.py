@@ -14,7 +14,7 @@ from fp8dash.choose.records import BASELINE, Layer, RanBy, Row
 from fp8dash.choose.request import Request
 from fp8dash.choose.windows import Reading
 from fp8dash.errors import CorpusError, Fp8dashError, ModelError
-from fp8dash.measure.baseline import Baseline
+from fp8dash.measure.baseline import Baseline, baseline_file
 from fp8dash.measure.corpora import Corpus, Windows, calibration_of
 from fp8dash.measure.experts import Routing
 from fp8dash.measure.gemm import Shape
@@ -107,6 +107,17 @@ def check_identity(bench: Bench) -> None:
                 f"{now[name][:12]}. Restore the earlier files and retry, or submit the run again to measure the "
                 "current ones."
             )
+
+
+def baseline_file_of(bench: Bench) -> Path:
+    """Where the baseline of a run's model, corpus and windows is kept."""
+    return baseline_file(
+        bench.cache,
+        model_hash=bench.loaded.content_hash,
+        corpus_hash=bench.corpus.content_hash,
+        windows=bench.windows,
+        device=bench.device.label,
+    )
 
 
 def calibration_windows_of(bench: Bench) -> tuple[Tensor | None, dict[str, Any]]:

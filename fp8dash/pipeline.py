@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 import torch
 
-from fp8dash.bench import Bench, Passed, calibration_windows_of, check_identity, provenance
+from fp8dash.bench import Bench, Passed, baseline_file_of, calibration_windows_of, check_identity, provenance
 from fp8dash.choose.mixed import parse_budget
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import EMULATED, PREPARING, Layer, Progress, Row, StageResult
 from fp8dash.choose.request import Request
 from fp8dash.errors import ModelError
-from fp8dash.measure.baseline import Baseline, baseline_file, baseline_of
+from fp8dash.measure.baseline import Baseline, baseline_of
 from fp8dash.measure.calibrated import calibrated, clipped
 from fp8dash.measure.corpora import adds_bos, cut_windows, load_corpus
 from fp8dash.measure.decode import decode
@@ -133,9 +133,9 @@ def _load(bench: Bench) -> Iterator[Item]:
     loaded = bench.loaded
     check_identity(bench)
     bench.reading = request.reading.resolved(adds_bos(loaded.tokenizer))
-    if bench.checkpoint:
+    if bench.checkpoint and not bench.is_alone:
         check_same_tokens(loaded.tokenizer, bench.checkpoint, bench.corpus.text)
-    else:
+    elif not bench.checkpoint:
         check_fit(loaded.model, bench.recipe, exported="export" in request.measures)
     if "export" in request.measures:
         bench.stored_names = stored_names(loaded.model, folder, bench.recipe)
@@ -224,14 +224,7 @@ def _baseline(bench: Bench) -> Iterator[Item]:
 
 
 def _token_baseline(bench: Bench) -> Iterator[Item]:
-    file = baseline_file(
-        bench.cache,
-        model_hash=bench.loaded.content_hash,
-        corpus_hash=bench.corpus.content_hash,
-        windows=bench.windows,
-        device=bench.device.label,
-    )
-    for item in baseline_of(bench.loaded.model, bench.base_head, bench.windows, file):
+    for item in baseline_of(bench.loaded.model, bench.base_head, bench.windows, baseline_file_of(bench)):
         if isinstance(item, Baseline):
             bench.baseline = item
         yield item

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from fp8dash.bench import Bench, Passed
+from fp8dash.bench import Bench, Passed, baseline_file_of
 from fp8dash.choose.recipe import Recipe, parse_recipe
 from fp8dash.choose.records import BASELINE, EMULATED, Layer, Progress, Row, StageResult
 from fp8dash.errors import InvalidChoice, ModelError
-from fp8dash.measure.baseline import Baseline, Writing, baseline_file, read_baseline
+from fp8dash.measure.baseline import Baseline, Writing, read_baseline
 from fp8dash.measure.kept import keep, kept, name_of
 from fp8dash.measure.perplexity import Scoring
 from fp8dash.measure.weight_error import METHOD, backend_of, weight_error
@@ -93,15 +93,9 @@ def _readable(text: str) -> Recipe | None:
 @torch.no_grad()
 def _pass(bench: Bench, recipes: Sequence[Recipe]) -> Iterator[Progress]:
     """One pass under the uncast weights and these recipes; keeps the baseline and what each recipe gave."""
-    file = baseline_file(
-        bench.cache,
-        model_hash=bench.loaded.content_hash,
-        corpus_hash=bench.corpus.content_hash,
-        windows=bench.windows,
-        device=bench.device.label,
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
+    baseline = read_baseline(baseline_file_of(bench))
     gathered = [_Gathered(recipe) for recipe in dict.fromkeys((Recipe(), *recipes))]
+    bench.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pass-", dir=bench.cache) as scratch:
         states = last_hidden_states(
             bench.loaded.folder,
@@ -112,19 +106,19 @@ def _pass(bench: Bench, recipes: Sequence[Recipe]) -> Iterator[Progress]:
             backend=EMULATED,
             scratch=Path(scratch),
             stage="baseline",
-            widened=read_baseline(file) is None,
+            widened=baseline is None,
         )
-        heads = yield from _walk(bench, gathered, file, states)
+        heads = yield from _walk(bench, gathered, baseline, states)
     for one in gathered:
         if one.recipe in recipes:
             _keep(bench, one, heads)
 
 
 def _walk(
-    bench: Bench, gathered: Sequence[_Gathered], file: Path, states: Iterator[Streamed]
+    bench: Bench, gathered: Sequence[_Gathered], baseline: Baseline | None, states: Iterator[Streamed]
 ) -> Generator[Progress, None, Heads]:
-    """Sorts what comes of a pass to the baseline's file and the recipes' scores; returns the heads."""
-    heads, writing, baseline = Heads((), 1.0), None, read_baseline(file)
+    """Sorts what comes of a pass to the recipes' scores and, where none is kept, the baseline; returns the heads."""
+    heads, writing = Heads((), 1.0), None
     for item in states:
         if isinstance(item, Progress):
             yield item
@@ -132,21 +126,21 @@ def _walk(
             gathered[item.recipe].swaps.append(item.swap)
         elif isinstance(item, Heads):
             heads = item
-            writing = Writing(heads.heads[0], bench.windows, file) if baseline is None else None
+            writing = Writing(heads.heads[0], bench.windows, baseline_file_of(bench)) if baseline is None else None
         elif item.recipe == WIDENED and writing:
             writing.widened(item.window, item.states[:-1])
         elif item.recipe == 0:
             if writing:
                 writing.states(item.window, item.states[:-1])
         else:
-            baseline, writing = baseline or _whole(writing, file), None
+            baseline, writing = _ready(baseline, writing), None
             one = gathered[item.recipe]
             scoring = one.scoring = one.scoring or _scoring(bench, heads, item.recipe, baseline)
             if not scoring.is_over:
                 one.rows.append(scoring.score(item.window, item.states[:-1]))
             if item.window == len(bench.windows) - 1:
                 one.finish()
-    baseline = baseline or _whole(writing, file)
+    baseline = _ready(baseline, writing)
     scoring = gathered[0].scoring = _scoring(bench, heads, 0, baseline)
     for window in range(len(bench.windows)):
         if not scoring.is_over:
@@ -155,13 +149,11 @@ def _walk(
     return heads
 
 
-def _whole(writing: Writing | None, file: Path) -> Baseline:
-    """The baseline, once all its windows were given; raises ModelError where it cannot be read back."""
+def _ready(baseline: Baseline | None, writing: Writing | None) -> Baseline:
+    """The baseline that was kept, or that this pass wrote; raises ModelError where it cannot be read back."""
     if writing:
-        writing.close()
-    baseline = read_baseline(file)
-    if baseline is None:
-        raise ModelError(f"The baseline in {file.parent} cannot be read back: check the disk and its free space.")
+        return writing.read_back()
+    assert baseline is not None
     return baseline
 
 

@@ -99,10 +99,7 @@ def baseline_of(model: Any, head: nn.Module, windows: Windows, file: Path) -> It
             yield from _measured(model, head, windows, file)
             baseline = read_baseline(file)
         lock.unlink(missing_ok=True)
-    if baseline is None:
-        raise ModelError(f"The baseline in {file.parent} cannot be read back: check the disk and its free space.")
-    _evict(file)
-    yield baseline
+    yield _kept(baseline, file)
 
 
 def baseline_file(folder: Path, *, model_hash: str, corpus_hash: str, windows: Windows, device: str) -> Path:
@@ -143,6 +140,14 @@ def _taken(held: BinaryIO) -> bool:
     return True
 
 
+def _kept(baseline: Baseline | None, file: Path) -> Baseline:
+    """The baseline that was read back, older ones evicted for it; raises ModelError where there is none."""
+    if baseline is None:
+        raise ModelError(f"The baseline in {file.parent} cannot be read back: check the disk and its free space.")
+    _evict(file)
+    return baseline
+
+
 def _measured(model: Any, head: nn.Module, windows: Windows, file: Path) -> Iterator[Progress]:
     """Measures all windows into the file, whole or not at all."""
     with Writing(head, windows, file) as writing:
@@ -158,7 +163,8 @@ class Writing:
 
     def __init__(self, head: nn.Module, windows: Windows, file: Path) -> None:
         """Takes the head, and where the baseline goes once all windows were given."""
-        self._head, self._windows, self._comparer = head, windows, _floor_comparer(head)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file, self._head, self._windows, self._comparer = file, head, windows, _floor_comparer(head)
         self._beside = contextlib.ExitStack()  # drops a file that is never closed
         self._stream = self._beside.enter_context(_beside(file))
         self._parts: list[Predictions] = []
@@ -201,6 +207,11 @@ class Writing:
             self._stream.write(_bytes(torch.cat([getattr(part, field.name) for part in self._parts])))
         self._stream.write(_bytes(torch.tensor(self._floor, dtype=torch.float64)))
         self._beside.close()
+
+    def read_back(self) -> Baseline:
+        """Closes, and reads what was written; raises ModelError."""
+        self.close()
+        return _kept(read_baseline(self._file), self._file)
 
     def __exit__(self, *error: Any) -> None:
         if error[0] is None:

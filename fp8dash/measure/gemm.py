@@ -23,8 +23,8 @@ from fp8dash.choose.hardware import Device, KernelPath, native_path
 from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import BASELINE, EMULATED, HIGHER, LOWER, NATIVE, GemmPoint, Measurement, Progress, RanBy
-from fp8dash.model.load import DTYPE
 from fp8dash.model.parts import LINEAR, parts_of
+from fp8dash.model.tensors import DTYPE
 from fp8dash.quant.cast import codes_by, codes_of, quantize, scales_of
 from fp8dash.quant.matmul import multiply
 

@@ -6,6 +6,7 @@ not part of the model: it is neither trusted, hashed, sized nor exported.
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,21 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 def companion_files(folder: Path) -> tuple[Path, ...]:
     """What belongs to a checkpoint beside its weights, index and config: what engines read of it too."""
     return _matching(folder, (*TOKENIZER, GENERATION, PROCESSORS))
+
+
+def copy_companions(folder: Path, place: Path) -> None:
+    """Copies a checkpoint's companion files to another folder."""
+    for file in companion_files(folder):
+        copy = place / file.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def write_index(places: dict[str, str], place: Path, size: int) -> None:
+    """Writes which file of a folder holds each tensor, where they are in several; `size` is their bytes."""
+    if len(set(places.values())) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (place / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
 
 
 def content_hash(folder: Path) -> str:

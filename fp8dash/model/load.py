@@ -18,9 +18,9 @@ from fp8dash.model.folder import content_hash
 from fp8dash.model.hub import fetched
 from fp8dash.model.imported.gguf_file import made_once, plain_folder
 from fp8dash.model.probe import check_first_forward, check_size, out_of_memory, skeleton_of, why_not_loaded
+from fp8dash.model.tensors import DTYPE
 from fp8dash.model.trust import refuse_missing, refuse_unread, trusted
 
-DTYPE = torch.bfloat16  # of every baseline
 PACKAGES = ("fp8dash", "torch", "transformers", "tokenizers", "safetensors", "numpy", "lm-eval")
 
 
@@ -84,8 +84,11 @@ def locate(model: str, cache: Path) -> Path:
     return trusted(plain_folder(place, cache) if place.is_file() else place)
 
 
-def load(folder: Path, device: torch.device) -> LoadedModel:
-    """The model of a trusted folder in bfloat16 on a device, its first forward behind it; raises ModelError."""
+def load(folder: Path, device: torch.device, content: str = "") -> LoadedModel:
+    """The model of a trusted folder in bfloat16 on a device, its first forward behind it; raises ModelError.
+
+    `content` is the hash of what it stands for, where that is not what lies in the folder.
+    """
     try:
         model, tokenizer = _read(folder, device)
     except ModelError:
@@ -96,7 +99,7 @@ def load(folder: Path, device: torch.device) -> LoadedModel:
         raise ModelError(why_not_loaded(folder, error)) from error
     model.requires_grad_(False).eval()
     check_first_forward(model, folder)
-    return LoadedModel(model, tokenizer, folder, content_hash(folder), context_of(model))
+    return LoadedModel(model, tokenizer, folder, content or content_hash(folder), context_of(model))
 
 
 def context_of(model: Any) -> int:

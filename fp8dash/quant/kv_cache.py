@@ -135,7 +135,7 @@ def quantized_cache(model: Any, kv: KvCast) -> Cache:
 
     A layer with a sliding window keeps all tokens, and its mask hides the old ones.
     """
-    layers = _plain_layers(model.config)
+    layers = cached_layers(model.config)
     scales = getattr(model, SCALES, ()) if kv.scale == "static" else ((None, None),) * layers
     if len(scales) != layers:
         raise ModelError(
@@ -144,14 +144,9 @@ def quantized_cache(model: Any, kv: KvCast) -> Cache:
     return Cache(layers=[CodesLayer(kv, fixed) for fixed in scales])
 
 
-def cached_layers(config: Any) -> int:
-    """How many layers keep keys and values; raises ModelError as `quantized_cache` does."""
-    return _plain_layers(config)
-
-
 def observing_cache(config: Any) -> Cache:
     """An empty cache that keeps what it is given, and each head's amax; raises ModelError as `quantized_cache` does."""
-    return Cache(layers=[AmaxLayer() for _ in range(_plain_layers(config))])
+    return Cache(layers=[AmaxLayer() for _ in range(cached_layers(config))])
 
 
 def kv_amaxes(cache: Cache, before: tuple[tuple[Tensor, Tensor], ...] = ()) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -166,10 +161,10 @@ def keep_scales(model: Any, kv: KvCast, amaxes: tuple[tuple[Tensor, Tensor], ...
     scales = [
         tuple(scale_from_amax(amax if by_head else amax.amax().view(1), kv.cast) for amax in pair) for pair in amaxes
     ]
-    setattr(model, SCALES, tuple(scales))
+    keep_given_scales(model, scales)
 
 
-def keep_given_scales(model: Any, scales: Sequence[tuple[Tensor, Tensor]]) -> None:
+def keep_given_scales(model: Any, scales: Sequence[tuple[Tensor, ...]]) -> None:
     """As `keep_scales`, with scales [1] or [heads] of keys and of values that a checkpoint stores, by layer."""
     setattr(model, SCALES, tuple(scales))
 
@@ -183,7 +178,8 @@ def _larger(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor,
     return torch.maximum(a[0], b[0]), torch.maximum(a[1], b[1])
 
 
-def _plain_layers(config: Any) -> int:
+def cached_layers(config: Any) -> int:
+    """How many layers keep keys and values; raises ModelError where one keeps more than those."""
     layers = DynamicCache(config=config).layers
     if odd := sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN}):
         raise ModelError(

@@ -83,11 +83,7 @@ def _group(group: dict[str, Any], whole: str) -> StoredGroup:
     weights, activations = group.get("weights"), group.get("input_activations")
     casts: list[Cast | None] = []
     for args, of_activations in ((weights, False), (activations, True)):
-        cast = (
-            _cast(args | {"scale_dtype": args.get("scale_dtype") or SCALE_DTYPES.get(layout)}, of_activations)
-            if args
-            else None
-        )
+        cast = _cast(args, layout, of_activations) if args else None
         if args and cast is None:
             unsaid.append(f"{'activations' if of_activations else 'weights'} {shown(_essence(args))}")
         casts.append(cast)
@@ -104,10 +100,10 @@ def _group(group: dict[str, Any], whole: str) -> StoredGroup:
     )
 
 
-def _cast(args: dict[str, Any], of_activations: bool) -> Cast | None:
-    """The cast of QuantizationArgs; None where ours cannot say it."""
+def _cast(args: dict[str, Any], layout: str, of_activations: bool) -> Cast | None:
+    """The cast of QuantizationArgs in files of a layout; None where ours cannot say it."""
     fmt = FORMATS_OF.get((args.get("type", INT), args.get("num_bits", 8)))
-    tile, rule = _tile(args, of_activations), _rule(args)
+    tile, rule = _tile(args, of_activations), _rule(args, layout)
     if fmt is None or tile is None:
         return None
     static = of_activations and args.get("dynamic", False) is False
@@ -131,8 +127,8 @@ def _tile(args: dict[str, Any], of_activations: bool) -> Tile | None:
     return next((tile for tile, plain in PLAIN.items() if plain["strategy"] == strategy), None)
 
 
-def _rule(args: dict[str, Any]) -> ScaleRule:
-    dtype = str(args.get("scale_dtype") or "").removeprefix("torch.")
+def _rule(args: dict[str, Any], layout: str) -> ScaleRule:
+    dtype = str(args.get("scale_dtype") or SCALE_DTYPES.get(layout, "")).removeprefix("torch.")
     if args.get("strategy") == "tensor_group":
         return NVFP4
     return ONE_BIT if dtype in ("uint8", "float8_e8m0fnu") else FLOAT32
@@ -243,10 +239,7 @@ def _awq(config: dict[str, Any]) -> Quantization:
     return Quantization("awq", f"W{bits}A16{'_ASYM' * zeros}", "awq", (group,), ignored)
 
 
-AWQ_VERSIONS = (
-    "gemm",
-    "exllama",
-)  # exllama repacks gemm's words when they are loaded: AutoAWQ, modules/linear/exllama.py
+AWQ_VERSIONS = ("gemm", "exllama")  # the second repacks the first's words: AutoAWQ, modules/linear/exllama.py
 
 
 def _integers(config: dict[str, Any], bits: int, packing: str, zeros: bool, targets: tuple[str, ...]) -> StoredGroup:

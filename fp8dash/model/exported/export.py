@@ -22,11 +22,11 @@ from fp8dash.choose.models.groups import is_routed_expert
 from fp8dash.choose.recipe import Recipe
 from fp8dash.choose.records import ROUTER, Artefact, Progress
 from fp8dash.errors import ModelError
-from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files, config_of, stored_tensors, weight_files
+from fp8dash.model.folder import CONFIG, WEIGHTS, config_of, copy_companions, stored_tensors, weight_files, write_index
 from fp8dash.model.linears import CAST_LINEARS
-from fp8dash.model.load import DTYPE
 from fp8dash.model.outer import Outers
 from fp8dash.model.parts import parts_of
+from fp8dash.model.tensors import DTYPE
 from fp8dash.places import scratch
 from fp8dash.quant.cast import Quantized, quantize
 from fp8dash.quant.kv_cache import SCALES
@@ -118,9 +118,7 @@ def _write_weights(
         total += sum(int(tensor.nbytes) for tensor in written.values())
     if missing:
         raise ModelError(f"{folder} has no weight named {min(missing)}: this model cannot be exported.")
-    if len(set(places.values())) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        (made / INDEX).write_text(json.dumps(index, indent=2), "utf-8")
+    write_index(places, made, total)
 
 
 def _reading(model: Any, cast: Mapping[str, str]) -> Callable[[str, Tensor], Tensor]:
@@ -174,10 +172,7 @@ def _made_beforehand(model: Any, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 def _write_rest(folder: Path, made: Path, quantization: dict[str, Any]) -> None:
     """The configuration, the tokenizer and the generation settings; nothing that could run."""
-    for file in companion_files(folder):
-        copy = made / file.relative_to(folder)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
+    copy_companions(folder, made)
     config = {key: value for key, value in config_of(folder).items() if key not in ("auto_map", "transformers_weights")}
     config = _as_read({"dtype": None} | config if "torch_dtype" not in config else config)
     config["quantization_config"] = quantization

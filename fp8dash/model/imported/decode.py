@@ -6,7 +6,6 @@ libraries do. Sources: compressed-tensors 0.20 `compressors/` and `quantization/
 `fp8dash.model.xray`.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,30 +14,19 @@ from torch import Tensor
 
 from fp8dash.choose.formats import E2M1
 from fp8dash.choose.models.quantized import AWQ, BLOCKS, CODES, GPTQ, INVERSE, MODELOPT, NIBBLES, WORDS
+from fp8dash.model.tensors import DTYPE, DTYPES, read_tensor
 from fp8dash.model.xray.codes import integers_of
 from fp8dash.model.xray.matrices import StoredMatrix
 from fp8dash.model.xray.tensors import Opened, powers
 from fp8dash.quant.cast import decode, spread
 from fp8dash.quant.packing import unpack
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "BOOL": torch.bool,
-}  # fmt: skip
 POWERS = ("U8", "F8_E8M0")  # dtypes of scales that are exponents
-DECODED = torch.bfloat16  # of what has no scale in a wider dtype
 
 
 def tensor_of(checkpoint: Opened, name: str) -> Tensor:
-    """A tensor as it is stored, in memory of its own."""
-    stored = checkpoint.tensors[name]
-    size = stored.end - stored.begin
-    if not math.prod(stored.shape):
-        return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-    raw = np.fromfile(checkpoint.files[name], np.uint8, size, offset=stored.begin)
-    return torch.from_numpy(raw).view(DTYPES[stored.dtype]).view(stored.shape)
+    """A tensor as it is stored, in memory of its own; raises ModelError."""
+    return read_tensor(checkpoint.files[name], checkpoint.tensors[name])
 
 
 def decoded(checkpoint: Opened, matrix: StoredMatrix) -> Tensor:
@@ -87,13 +75,13 @@ def _modelopt(checkpoint: Opened, matrix: StoredMatrix) -> Tensor:
 
 def _e2m1(checkpoint: Opened, matrix: StoredMatrix, scales: Tensor) -> Tensor:
     codes = unpack(tensor_of(checkpoint, matrix.codes).view(matrix.rows, -1), E2M1, matrix.cols)
-    return (decode(codes, E2M1) * _whole(scales.view(matrix.grid), matrix)).to(DECODED)
+    return (decode(codes, E2M1) * _whole(scales.view(matrix.grid), matrix)).to(DTYPE)
 
 
 def _blocks(checkpoint: Opened, matrix: StoredMatrix) -> Tensor:
     """GPT-OSS: [experts, rows, groups, 16] bytes of two codes each, and a power of two a group."""
     packed, scales = tensor_of(checkpoint, matrix.codes), tensor_of(checkpoint, matrix.scale)
-    values = torch.empty(matrix.count, matrix.rows, matrix.cols, dtype=DECODED)
+    values = torch.empty(matrix.count, matrix.rows, matrix.cols, dtype=DTYPE)
     for into, codes, own in zip(values, packed, scales, strict=True):
         steps = decode(unpack(codes.flatten(1), E2M1, matrix.cols), E2M1).view(matrix.rows, own.shape[-1], -1)
         into.copy_(torch.ldexp(steps, own.int()[..., None] - 127).flatten(1))
@@ -105,8 +93,8 @@ def _scales(checkpoint: Opened, matrix: StoredMatrix) -> tuple[Tensor, torch.dty
     stored, dtype = tensor_of(checkpoint, matrix.scale), checkpoint.tensors[matrix.scale].dtype
     if dtype in POWERS:
         values = checkpoint.values(matrix.scale)
-        return torch.from_numpy(powers(values) if dtype == "U8" else values).float(), DECODED
-    return stored.float(), DECODED if dtype.startswith("F8") else DTYPES[dtype]
+        return torch.from_numpy(powers(values) if dtype == "U8" else values).float(), DTYPE
+    return stored.float(), DTYPE if dtype.startswith("F8") else DTYPES[dtype]
 
 
 def _whole(scales: Tensor, matrix: StoredMatrix) -> Tensor:

@@ -22,12 +22,12 @@ from fp8dash.choose.recipe import Recipe
 from fp8dash.errors import ModelError
 from fp8dash.model.hub import revision_of
 from fp8dash.model.imported.origins import Origin, Origins, fingerprint
-from fp8dash.model.xray.gguf import gguf_tensors
+from fp8dash.model.tensors import DTYPE
+from fp8dash.model.xray.gguf import GgufTensor, gguf_tensors
 from fp8dash.model.xray.tensors import WIDE
 from fp8dash.model.xray.xray import xray
 from fp8dash.places import scratch
 
-DTYPE = torch.bfloat16
 LAYOUT = "blocks of a GGUF file"
 
 
@@ -39,12 +39,12 @@ class GgufCheckpoint:
     name: str  # as the recipe names it
 
     @cached_property
-    def types(self) -> dict[str, str]:
-        """The type of each tensor, as ggml calls it; raises ModelError for a file that is damaged or no GGUF."""
+    def tensors(self) -> tuple[GgufTensor, ...]:
+        """Its tensors by its header; raises ModelError for a file that is damaged or no GGUF."""
         tensors, is_short = gguf_tensors(self.place)
         if is_short:
             raise ModelError(f"{self.place} cannot be measured: it ends before its tensors do. Download it again.")
-        return {tensor.name: tensor.type for tensor in tensors}
+        return tensors
 
     @property
     def recipe(self) -> Recipe:
@@ -60,7 +60,7 @@ class GgufCheckpoint:
     @property
     def facts(self) -> dict[str, Any]:
         """What is stored about it with a run."""
-        kinds = Counter(kind for kind in self.types.values() if kind not in WIDE)
+        kinds = Counter(tensor.type for tensor in self.tensors if tensor.type not in WIDE)
         scheme = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
         facts = {"checkpoint_hash": self.content_hash, "checkpoint_scheme": f"{scheme}, GGUF"}
         return facts | {"castings": [one.fact for one in xray(self.place).castings]} | revision_of(self.place)
@@ -68,12 +68,12 @@ class GgufCheckpoint:
     @property
     def elements(self) -> int:
         """Weights that it stands for."""
-        return sum(tensor.elements for tensor in gguf_tensors(self.place)[0])
+        return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def is_plain(self) -> bool:
         """True where no tensor is quantized."""
-        return set(self.types.values()) <= set(WIDE)
+        return {tensor.type for tensor in self.tensors} <= set(WIDE)
 
     def write_plain(self, folder: Path) -> Origins:
         """Writes a plain model with decoded weights into an empty folder; raises ModelError."""

@@ -28,7 +28,7 @@ def load_checkpoint(checkpoint: StoredModel, cache: Path, device: torch.device) 
     place = scratch(cache)
     try:
         origins = checkpoint.write_plain(place)
-        loaded = load(trusted(place), device)
+        loaded = load(trusted(place), device, checkpoint.content_hash)
     except ModelError as error:
         raise ModelError(str(error).replace(str(place), str(checkpoint.place))) from error
     except (ValueError, IndexError, KeyError, TypeError, RuntimeError) as error:
@@ -40,8 +40,7 @@ def load_checkpoint(checkpoint: StoredModel, cache: Path, device: torch.device) 
         ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    own = dataclasses.replace(loaded, folder=checkpoint.place, content_hash=checkpoint.content_hash)
-    return own, origins
+    return dataclasses.replace(loaded, folder=checkpoint.place), origins
 
 
 def check_same_tokens(tokenizer: Any, checkpoint: StoredModel, text: str) -> None:

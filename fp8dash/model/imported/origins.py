@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fp8dash.choose.casts import Cast
 from fp8dash.choose.recipe import Recipe
-from fp8dash.model.parts import LINEAR, ModelPart
+from fp8dash.model.parts import LINEAR, WEIGHT, ModelPart
+from fp8dash.model.tensors import DTYPE
 
-WEIGHT = "weight"
 EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -89,7 +89,7 @@ def fingerprint(weights: Tensor, shape: tuple[int, ...] = ()) -> bytes:
 
     Of weights of a `shape` their ends alone may be given.
     """
-    ends = weights[:: max(1, len(weights) - 1)].to(torch.bfloat16).contiguous()
+    ends = weights[:: max(1, len(weights) - 1)].to(DTYPE).contiguous()
     shape = shape or tuple(weights.shape)
     return hashlib.sha256(repr(shape).encode() + ends.view(torch.uint8).numpy().tobytes()).digest()
 

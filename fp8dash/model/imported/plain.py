@@ -4,7 +4,6 @@ transformers then loads it as it loads any model: no library's own decoding, and
 """
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fp8dash.choose.models.quantized import BLOCKS
-from fp8dash.model.folder import CONFIG, INDEX, WEIGHTS, companion_files
+from fp8dash.model.folder import CONFIG, WEIGHTS, copy_companions, write_index
 from fp8dash.model.imported.decode import decoded, tensor_of
 from fp8dash.model.imported.origins import fingerprint
+from fp8dash.model.parts import MATRIX
 from fp8dash.model.trust import QUANTIZED_FIELDS
 from fp8dash.model.xray.matrices import StoredMatrix
 from fp8dash.model.xray.tensors import Opened
 
-MATRIX = 2  # dimensions
 DROPPED = ("auto_map", "transformers_weights", *QUANTIZED_FIELDS)
 OF_CACHES = ("k_scale", "v_scale", "q_scale", "prob_scale", "output_scale", "input_scale")  # read by who casts them
 
@@ -36,6 +35,7 @@ def write_plain(opened: Opened, matrices: Iterable[StoredMatrix], place: Path) -
     modules = {matrix.module for matrix in by_codes.values()}
     places: dict[str, str] = {}
     prints: dict[bytes, str] = {}
+    size = 0
     files = sorted(set(opened.files.values()))
     for file in files:
         written: dict[str, Tensor] = {}
@@ -50,13 +50,10 @@ def write_plain(opened: Opened, matrices: Iterable[StoredMatrix], place: Path) -
         target = file.name if len(files) > 1 else WEIGHTS
         save_file(written, place / target, metadata={"format": "pt"})
         places |= dict.fromkeys(written, target)
-    if len(files) > 1:
-        (place / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), "utf-8")
+        size += sum(int(tensor.nbytes) for tensor in written.values())
+    write_index(places, place, size)
     (place / CONFIG).write_text(json.dumps(_without(opened.config)), "utf-8")
-    for companion in companion_files(opened.path):
-        copy = place / companion.relative_to(opened.path)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(companion, copy)
+    copy_companions(opened.path, place)
     return prints
 
 

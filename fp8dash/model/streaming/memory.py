@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fp8dash.choose.recipe import Recipe
-from fp8dash.model.load import DTYPE
 from fp8dash.model.probe import skeleton_of
 from fp8dash.model.streaming.layout import Layout, layout_of
 from fp8dash.model.streaming.unread import InFile, elements, tensors_in
 from fp8dash.model.swap import planned, why_kept
+from fp8dash.model.tensors import DTYPE
 
 FLOAT32 = 4  # bytes
 BESIDE = 192 << 20  # what casting holds beside the weights, and what glibc keeps of freed tensors of a few MB

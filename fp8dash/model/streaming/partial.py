@@ -17,10 +17,10 @@ from torch import nn
 from fp8dash.errors import ModelError
 from fp8dash.model.as_linears import make_linears
 from fp8dash.model.head import head_of
-from fp8dash.model.load import DTYPE
 from fp8dash.model.probe import check_size, out_of_memory, skeleton_of, why_not_loaded
 from fp8dash.model.streaming.layout import Layout, layout_of, outside_the_blocks, unstreamed
 from fp8dash.model.streaming.unread import Unread, tensors_in
+from fp8dash.model.tensors import DTYPE
 from fp8dash.model.trust import refuse_missing, refuse_unread
 
 

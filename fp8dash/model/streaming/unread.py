@@ -4,7 +4,6 @@ The loader indexes each tensor once with `...` and sends the result to its devic
 """
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8dash.errors import ModelError
 from fp8dash.model.folder import Stored, stored_tensors, weight_files
-
-KINDS = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+from fp8dash.model.tensors import DTYPES, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +23,8 @@ class InFile:
     stored: Stored
 
     def __getitem__(self, _whole: Any) -> Tensor:
-        """The whole tensor; raises ModelError where the file ends before it does, or holds another dtype."""
-        values = torch.empty(self.stored.shape, dtype=_kind(self.file, self.stored))
-        if values.nbytes != self.stored.end - self.stored.begin:
-            raise ModelError(f"{self.file} holds a tensor whose bytes are not those of its shape: download it again.")
-        room = values.view(-1).view(torch.uint8).numpy().data
-        with self.file.open("rb", buffering=0) as stream:
-            done = 0
-            while done < len(room):
-                count = os.preadv(stream.fileno(), [room[done:]], self.stored.begin + done)
-                if not count:
-                    raise ModelError(f"{self.file} is shorter than its header says: download it again.")
-                done += count
-        return values
+        """The whole tensor; raises ModelError."""
+        return read_tensor(self.file, self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +38,7 @@ class Unread:
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of its shape on the meta device, whatever the device asked for."""
-        return torch.empty(self.stored.shape, dtype=dtype or KINDS[self.stored.dtype], device="meta")
+        return torch.empty(self.stored.shape, dtype=dtype or DTYPES[self.stored.dtype], device="meta")
 
 
 def tensors_in(folder: Path) -> dict[str, InFile]:
@@ -68,10 +51,3 @@ def tensors_in(folder: Path) -> dict[str, InFile]:
 def elements(tensor: InFile) -> int:
     """How many numbers it holds."""
     return math.prod(tensor.stored.shape)
-
-
-def _kind(file: Path, stored: Stored) -> torch.dtype:
-    try:
-        return KINDS[stored.dtype]
-    except KeyError:
-        raise ModelError(f"{file} holds a tensor of {stored.dtype}, which no plain model has.") from None

@@ -31,12 +31,7 @@ SCALES = {  # the scale of each layout's codes: its name after the module's, or 
     CODES: ".weight_scale", INVERSE: ".weight_scale_inv", WORDS: ".weight_scale", NIBBLES: ".weight_scale",
     MODELOPT: ".weight_scale", BLOCKS: "_scales", GPTQ: ".scales", AWQ: ".scales",
 }  # fmt: skip
-INVERSES = (
-    ".weight_scale_inv",
-    ".scale",
-    ".qscale_weight",
-    "_scale_inv",
-)  # its names: transformers, finegrained_fp8.py
+INVERSES = (".weight_scale_inv", ".scale", ".qscale_weight", "_scale_inv")  # names: transformers, finegrained_fp8.py
 INTEGERS = {4: INT4, 8: INT8}
 STORED: dict[str, Format] = {"F8_E4M3": E4M3FN, "F8_E5M2": E5M2, "I8": INT8}
 
