@@ -15,7 +15,7 @@ from pathlib import Path
 
 from db.rows import FINISHED, RUNNING, STATES, Run, at_work
 from db.store import Store
-from fp8dash.choose.models.here import is_here, refuse_misfit_here, whole_place, whole_recipe
+from fp8dash.choose.models.here import is_here, refuse_misfit_here, whole_place
 from fp8dash.choose.needles import KINDS
 from fp8dash.choose.presets import DEMO_STUDY, PRESETS
 from fp8dash.choose.request import LEAVES, Request, is_whole_path, usual_request
@@ -94,9 +94,7 @@ def _submit(options: argparse.Namespace) -> int:
     fields["haystack"] = options.haystack or KINDS[options.needle_kind].haystack
     with _opened() as (store, queue):
         fields["window_length"] = options.window_length or usual_request(at_work(store.workers())).windows.length
-        requests = [
-            Request.of(recipe=whole_recipe(recipe), **fields).checked() for recipe in options.recipe or ["BF16"]
-        ]
+        requests = [Request.of(recipe=_recipe(text), **fields).checked() for text in options.recipe or ["BF16"]]
         for request in requests:
             refuse_misfit_here(request)
         run_ids = queue.submit(requests, owner=options.owner, study=options.study)
@@ -105,16 +103,25 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _places(options: argparse.Namespace) -> dict[str, str]:
-    """Model and texts as any process on this machine finds them; reports on stderr how a path was resolved."""
-    places = {}
-    for name, what in PLACES.items():
-        if (given := getattr(options, name, None)) is not None:
-            places[name] = place = whole_place(what, given)
-            if place != given:
-                print(f"The {what} {given} is {place}", file=sys.stderr)
-            elif is_whole_path(place) and not is_here(place):
-                print(f"The {what} {place} is not on this machine: the run's worker must have it.", file=sys.stderr)
-    return places
+    """Model and texts as any process on this machine finds them."""
+    named = PLACES.items()
+    return {name: _place(what, given) for name, what in named if (given := getattr(options, name, None)) is not None}
+
+
+def _place(what: str, given: str) -> str:
+    """A path as any process on this machine finds it; reports on stderr how it was resolved."""
+    place = whole_place(what, given)
+    if place != given:
+        print(f"The {what} {given} is {place}", file=sys.stderr)
+    elif is_whole_path(place) and not is_here(place):
+        print(f"The {what} {place} is not on this machine: the run's worker must have it.", file=sys.stderr)
+    return place
+
+
+def _recipe(text: str) -> str:
+    """A recipe, its checkpoint's path as any process on this machine finds it."""
+    key, equals, place = text.strip().partition("=")
+    return f"{key}={_place('checkpoint', place)}" if equals and key == "stored" else text
 
 
 def _study(options: argparse.Namespace) -> int:

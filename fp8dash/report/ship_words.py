@@ -22,6 +22,8 @@ REASONS: dict[Reason, str] = {
 def title(decision: Decision, model: str, target: Target) -> str:
     """The decision in one line, without a full stop."""
     best, budget = decision.best, decision.budget
+    if best is None and decision.lost and all(loser.reason == "not measured" for loser in decision.lost):
+        return f"{METRICS[budget.metric].title} of {model} was not measured"
     if best is None:
         return f"No recipe keeps {METRICS[budget.metric].title} of {model} within {three(budget.limit)} nats"
     speed = f", {decision.speed.times:.2f}× BF16 {basis(decision.speed)}" if decision.speed else ", speed not known"

@@ -29,12 +29,6 @@ def whole_place(what: str, given: str) -> str:
     raise InvalidChoice(f"There is no {what} {shown(given)} in {Path.cwd()}: check its name, or give its full path.")
 
 
-def whole_recipe(given: str) -> str:
-    """A recipe whose checkpoint's path is made whole as `whole_place` does; other recipes as they are."""
-    prefix, equals, place = given.strip().partition("=")
-    return f"{prefix}={whole_place('checkpoint', place)}" if equals and prefix == "stored" else given
-
-
 def is_here(place: str) -> bool:
     """True where a path leads to something on this machine."""
     try:

@@ -8,9 +8,11 @@ from db.board import Choice, Standing
 from db.rows import FINISHED, Run
 from db.standings import NOTE_LENGTH
 from fp8dash.choose.measurements import PERCENTILES, metric_of
+from fp8dash.choose.metrics import METRICS
 from fp8dash.choose.recipe import parse_recipe
 from fp8dash.choose.records import BASELINE, Measurement
 from fp8dash.errors import InvalidChoice
+from fp8dash.report.numbers import shown
 from fp8dash.report.ship_words import beside_loss
 from fp8dash.report.tasks import task_lines
 from fp8dash.ui import linked
@@ -149,6 +151,8 @@ def _headline(run: Run, row: Standing) -> str:
     name = plain(run.preset or run.recipe)
     if run.state != FINISHED:
         return f"{name} is {run.state}" + (f" at {run.stage}" if run.stage else "")
+    if row.kld is None and row.ppl is not None:
+        return f"{name}: perplexity {shown(METRICS['ppl'], row.ppl)}, measured against no baseline"
     if row.kld is None or row.is_baseline:
         return f"{name} is finished"
     return loss(row)

@@ -60,6 +60,9 @@ def test_a_stored_checkpoint_stands_on_the_board_beside_its_recipe(
     for address in ({"run": alone}, {"run": own}):
         assert not opened("runs", **address).exception
     assert name in page_text(opened("leaderboard")).replace("\\", "")
+    title = opened("runs", run=alone).title[0].value
+    assert f"perplexity {board[alone].ppl:.1f}, measured against no baseline" in title
+    assert "No recipe keeps KLD" not in page_text(opened("leaderboard"))
     assert not opened("compare", runs=f"{own},{beside},{alone}").exception
 
 
