@@ -22,7 +22,7 @@ REASONS: dict[Reason, str] = {
 def title(decision: Decision, model: str, target: Target) -> str:
     """The decision in one line, without a full stop."""
     best, budget = decision.best, decision.budget
-    if best is None and decision.lost and all(loser.reason == "not measured" for loser in decision.lost):
+    if best is None and not decision.lost:  # no run that could be judged
         return f"{METRICS[budget.metric].title} of {model} was not measured"
     if best is None:
         return f"No recipe keeps {METRICS[budget.metric].title} of {model} within {three(budget.limit)} nats"
